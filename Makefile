@@ -1,0 +1,111 @@
+# Every tool is pinned in a go.mod under internal/tools and built by the Go
+# command when first needed: there is nothing to install but Go and make.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+TOOL := go tool -modfile=internal/tools/go.mod
+LINT := go tool -modfile=internal/tools/lint/go.mod golangci-lint
+
+# Where `make dev` keeps its data, and what else to pass to it.
+DATA ?= runnel-data
+DEV_FLAGS ?=
+# How long each fuzz target runs, and how many power-cut histories a soak tries.
+FUZZTIME ?= 10s
+SOAK_SEEDS ?= 10000
+# What the benchmark writes as JSON beside its text.
+BENCH_JSON ?= bin/bench.json
+
+RACE_PACKAGES := ./broker/... ./client/... ./cmd/... ./controller/... ./internal/...
+CROSS := linux/amd64 linux/arm64 darwin/arm64 windows/amd64
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: all
+all: check-generate lint build test ## Check generated code, lint, build, test
+
+.PHONY: build
+build: ## Build bin/runnel, one static binary
+	CGO_ENABLED=0 go build -trimpath -o bin/runnel ./cmd/runnel
+
+.PHONY: dev
+dev: build ## Run a whole node on this machine, data in ./runnel-data
+	bin/runnel dev --data $(DATA) $(DEV_FLAGS)
+
+.PHONY: generate
+generate: ## Generate api/ from proto/
+	$(TOOL) buf generate
+
+.PHONY: check-generate
+check-generate: ## Fail when api/ is not what proto/ generates, or proto/ is not clean
+	$(TOOL) buf lint
+	$(TOOL) buf format --diff --exit-code
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	$(TOOL) buf generate --output "$$out" && \
+	diff -r api "$$out/api" || { echo "api/ is stale: run make generate, and commit"; exit 1; }
+
+.PHONY: check-breaking
+check-breaking: ## Fail when proto/ breaks what BASE (default: the commit before) promised
+	$(TOOL) buf breaking --against '.git#ref=$(or $(BASE),HEAD~1)'
+
+.PHONY: fmt
+fmt: ## Format Go and proto files
+	$(LINT) fmt
+	$(TOOL) buf format --write
+
+.PHONY: lint
+lint: ## Run all linters, the import rules among them
+	$(LINT) config verify
+	$(LINT) fmt --diff
+	$(LINT) run
+	go mod tidy -diff
+
+.PHONY: test
+test: ## Run all tests, the end-to-end ones on a part of their input
+	go test ./...
+
+.PHONY: race
+race: ## Run the tests of all but e2e under the race detector
+	go test -race -short $(RACE_PACKAGES)
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME
+	@grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u | while read -r dir; do \
+		go test -list '^Fuzz' "$$dir" | { grep '^Fuzz' || true; } | while read -r target; do \
+			echo "fuzz $$dir $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$dir"; \
+		done; \
+	done
+
+.PHONY: e2e
+e2e: ## Run the end-to-end tests on their whole input
+	RUNNEL_E2E=full go test -count 1 -timeout 30m -v ./e2e/...
+
+.PHONY: bench
+bench: build ## Measure the raw ceiling, produce and consume; text, and JSON in bin/
+	go run ./e2e/bench --runnel bin/runnel --json $(BENCH_JSON) $(BENCH_FLAGS)
+
+.PHONY: soak
+soak: ## Try SOAK_SEEDS random histories with a power cut at every sync point
+	RUNNEL_SOAK_SEEDS=$(SOAK_SEEDS) go test -count 1 -timeout 120m ./internal/commitlog/... ./internal/vfs/...
+
+.PHONY: cross
+cross: ## Build for every platform
+	@for target in $(CROSS); do \
+		echo "build $$target"; \
+		CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} go build -trimpath -o /dev/null ./cmd/runnel; \
+	done
+
+.PHONY: cover
+cover: ## Measure test coverage; coverage.out
+	go test -short -coverpkg=./broker/...,./client/...,./cmd/...,./controller/...,./internal/... -coverprofile=coverage.out ./...
+	go tool cover -func=coverage.out | tail -n 1
+
+.PHONY: clean
+clean: ## Remove what was built; data stays
+	rm -rf bin coverage.out
