@@ -1,0 +1,9 @@
+//go:build !linux
+
+package vfs
+
+import "os"
+
+// syncData uses the strongest sync the platform has: F_FULLFSYNC on macOS,
+// FlushFileBuffers on Windows.
+func syncData(f *os.File) error { return f.Sync() }
