@@ -1,0 +1,155 @@
+package rpcserver
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/rpcerr"
+)
+
+// interceptors turn domain errors into statuses at the edge, where they are
+// logged and counted too.
+type interceptors struct {
+	rules   []rpcerr.Rule
+	log     zerolog.Logger
+	metrics *metrics
+	secret  string
+}
+
+func newInterceptors(o Options) *interceptors {
+	rules := append([]rpcerr.Rule{
+		{Err: ErrMalformed, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{Err: errTooLarge, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+	}, o.Rules...)
+	return &interceptors{rules: rules, log: o.Log, metrics: newMetrics(o), secret: o.Secret}
+}
+
+func (ic *interceptors) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	if err := ic.authenticate(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	var resp any
+	err := malformed(req)
+	if err == nil {
+		resp, err = handler(ctx, req)
+	}
+	st := ic.status(ctx, info.FullMethod, err)
+	ic.metrics.handled(info.FullMethod, st.Code(), time.Since(start))
+	return resp, st.Err()
+}
+
+func (ic *interceptors) stream(
+	srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
+	if err := ic.authenticate(ss.Context(), info.FullMethod); err != nil {
+		return err
+	}
+	done := ic.metrics.stream(info.FullMethod)
+	err := handler(srv, marked{ss})
+	st := ic.status(ss.Context(), info.FullMethod, err)
+	done(st.Code())
+	return st.Err()
+}
+
+// status translates err, and logs what no rule knows under an id that the
+// caller gets to see.
+func (ic *interceptors) status(ctx context.Context, method string, err error) *status.Status {
+	if ours(method) {
+		return status.Convert(err) // gRPC's own services speak statuses
+	}
+	st, known := rpcerr.Status(ic.rules, err)
+	if known {
+		return st
+	}
+	traced := &rpcerr.Traced{RequestID: rand.Text(), Err: err}
+	ev := ic.log.Error().Str("method", method).Str("request_id", traced.RequestID).Err(err)
+	if p, ok := peer.FromContext(ctx); ok {
+		ev = ev.Str("peer", p.Addr.String())
+	}
+	ev.Msg("request failed with an unexpected error")
+	st, _ = rpcerr.Status(ic.rules, traced)
+	return st
+}
+
+// ours tells the services that come with gRPC, such as health and reflection.
+func ours(method string) bool { return strings.HasPrefix(method, "/grpc.") }
+
+// secretKey is the metadata key of the cluster secret.
+const secretKey = "authorization"
+
+// secretScheme begins its value.
+const secretScheme = "Runnel-Cluster "
+
+// authenticate lets pass who knows the cluster secret. Health checks need none:
+// orchestrators have no secrets, and the answer tells nothing.
+func (ic *interceptors) authenticate(ctx context.Context, method string) error {
+	if ic.secret == "" || strings.HasPrefix(method, "/grpc.health.v1.") {
+		return nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for _, v := range md.Get(secretKey) {
+		given, ok := strings.CutPrefix(v, secretScheme)
+		if ok && subtle.ConstantTimeCompare([]byte(given), []byte(ic.secret)) == 1 {
+			return nil
+		}
+	}
+	return status.Error(codes.Unauthenticated, "this port takes only calls that carry the cluster secret; set the same one on every broker and controller")
+}
+
+// marked is a server stream whose transport errors can be told from statuses
+// of other servers, and which refuses malformed requests.
+type marked struct {
+	grpc.ServerStream
+}
+
+// SendMsg implements grpc.ServerStream.
+func (s marked) SendMsg(m any) error { return rpcerr.Transport(s.ServerStream.SendMsg(m)) }
+
+// RecvMsg implements grpc.ServerStream.
+func (s marked) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if err == nil {
+		return malformed(m)
+	}
+	if status.Code(err) == codes.ResourceExhausted {
+		return tooLargeError{text: status.Convert(err).Message()}
+	}
+	return rpcerr.Transport(err)
+}
+
+var errTooLarge error = tooLargeError{}
+
+// A tooLargeError tells a client that its message is over the server's limit.
+type tooLargeError struct {
+	text string
+}
+
+func (e tooLargeError) Error() string {
+	return "the message is larger than " + strconv.Itoa(MaxMessage) + " bytes (" + e.text + "): split it"
+}
+
+// Is makes all of them one kind.
+func (tooLargeError) Is(target error) bool {
+	_, ok := target.(tooLargeError) //nolint:errorlint // it is the target of Is
+	return ok
+}
+
+// Metadata implements rpcerr.Metadata.
+func (tooLargeError) Metadata() map[string]string {
+	return map[string]string{"maxBytes": strconv.Itoa(MaxMessage)}
+}
