@@ -1,0 +1,95 @@
+package archtest
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+)
+
+var update = flag.Bool("update", false, "write the generated part of docs/errors.md")
+
+const errorsPage = "docs/errors.md"
+
+// A reason is what error_reason.proto says about one value of ErrorReason.
+type reason struct{ name, code, text, metadata string }
+
+func reasons(t *testing.T) []reason {
+	t.Helper()
+	var all []reason
+	var comment []string
+	value := regexp.MustCompile(`^ERROR_REASON_([A-Z_]+) = [1-9][0-9]*;$`)
+	for line := range strings.Lines(read(t, "proto/runnel/v1/error_reason.proto")) {
+		line = strings.TrimSpace(line)
+		if c, ok := strings.CutPrefix(line, "// "); ok {
+			comment = append(comment, c)
+			continue
+		}
+		if m := value.FindStringSubmatch(line); m != nil {
+			text := strings.Join(comment, " ")
+			code, rest, ok := strings.Cut(text, ". ")
+			if !ok || !regexp.MustCompile(`^[A-Z_]+$`).MatchString(code) {
+				t.Errorf("%s: its comment does not begin with its gRPC code: %q", m[1], text)
+			}
+			r := reason{name: m[1], code: code, text: rest}
+			// Text may follow the metadata: "Metadata: a, b. Do this."
+			if before, after, ok := strings.Cut(rest, " Metadata: "); ok {
+				names, more, _ := strings.Cut(after, ". ")
+				r.metadata = strings.TrimSuffix(names, ".")
+				r.text = strings.TrimSpace(before + " " + more)
+			}
+			all = append(all, r)
+		}
+		comment = nil
+	}
+	if want := len(runnelv1.ErrorReason_name) - 1; len(all) != want {
+		t.Fatalf("read %d reasons of error_reason.proto, which has %d", len(all), want)
+	}
+	return all
+}
+
+// retry tells whether sending the same request again can store it twice.
+func (r reason) retry() string {
+	switch {
+	case regexp.MustCompile(`(?i)unknown:|is unknown`).MatchString(r.text):
+		return "outcome unknown"
+	case strings.Contains(r.text, "Retry") || strings.Contains(r.text, "Wait"):
+		return "safe"
+	default:
+		return "not as it is"
+	}
+}
+
+// The page that users read is made of the comments that the API ships with.
+func TestErrorsPage(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| reason | gRPC code | the same request again | what it means, what to do | metadata |\n|---|---|---|---|---|\n")
+	for _, r := range reasons(t) {
+		meta := ""
+		if r.metadata != "" {
+			meta = "`" + strings.ReplaceAll(strings.ReplaceAll(r.metadata, " where known", ""), ", ", "`, `") + "`"
+		}
+		table.WriteString("| `" + r.name + "` | " + r.code + " | " + r.retry() + " | " + r.text + " | " + meta + " |\n")
+	}
+	const begin, end = "<!-- generated from error_reason.proto: go test ./internal/archtest -run ErrorsPage -update -->\n", "<!-- end -->\n"
+	page := read(t, errorsPage)
+	head, rest, ok1 := strings.Cut(page, begin)
+	_, tail, ok2 := strings.Cut(rest, end)
+	if !ok1 || !ok2 {
+		t.Fatalf("%s: the marks around the table are gone", errorsPage)
+	}
+	want := head + begin + table.String() + end + tail
+	if page == want {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is not what error_reason.proto says: go test ./internal/archtest -run ErrorsPage -update", errorsPage)
+	}
+	if err := os.WriteFile(filepath.Join(root, errorsPage), []byte(want), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
