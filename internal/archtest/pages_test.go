@@ -9,11 +9,10 @@ import (
 	"testing"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/topicconfig"
 )
 
-var update = flag.Bool("update", false, "write the generated part of docs/errors.md")
-
-const errorsPage = "docs/errors.md"
+var update = flag.Bool("update", false, "write the generated parts of pages")
 
 // A reason is what error_reason.proto says about one value of ErrorReason.
 type reason struct{ name, code, text, metadata string }
@@ -75,21 +74,38 @@ func TestErrorsPage(t *testing.T) {
 		}
 		table.WriteString("| `" + r.name + "` | " + r.code + " | " + r.retry() + " | " + r.text + " | " + meta + " |\n")
 	}
-	const begin, end = "<!-- generated from error_reason.proto: go test ./internal/archtest -run ErrorsPage -update -->\n", "<!-- end -->\n"
-	page := read(t, errorsPage)
-	head, rest, ok1 := strings.Cut(page, begin)
+	generated(t, "docs/errors.md", table.String())
+}
+
+// A topic's configuration is described in one place, which the server uses.
+func TestConfigurationPage(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| key | default | values | what it does |\n|---|---|---|---|\n")
+	for _, k := range topicconfig.Keys() {
+		table.WriteString("| `" + k.Name + "` | `" + k.Default + "` | " + k.Want + " | " + k.Description + " |\n")
+	}
+	generated(t, "docs/configuration.md", table.String())
+}
+
+// generated compares the part of a page between two marks with want, and
+// writes it there when asked to.
+func generated(t *testing.T, page, want string) {
+	t.Helper()
+	const begin, end = "<!-- generated: go test ./internal/archtest -run Page -update -->\n", "<!-- end -->\n"
+	text := read(t, page)
+	head, rest, ok1 := strings.Cut(text, begin)
 	_, tail, ok2 := strings.Cut(rest, end)
 	if !ok1 || !ok2 {
-		t.Fatalf("%s: the marks around the table are gone", errorsPage)
+		t.Fatalf("%s: the marks around the generated table are gone", page)
 	}
-	want := head + begin + table.String() + end + tail
-	if page == want {
+	want = head + begin + want + end + tail
+	if text == want {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s is not what error_reason.proto says: go test ./internal/archtest -run ErrorsPage -update", errorsPage)
+		t.Fatalf("%s is stale: go test ./internal/archtest -run Page -update", page)
 	}
-	if err := os.WriteFile(filepath.Join(root, errorsPage), []byte(want), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root, page), []byte(want), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
