@@ -1,0 +1,254 @@
+// Package metadata keeps a broker's picture of the cluster: an immutable image
+// that everybody reads, and the session with the controller that renews it.
+package metadata
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/google/uuid"
+
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/topicconfig"
+)
+
+// A BrokerID names a broker of the cluster.
+type BrokerID int32
+
+// NoBroker stands where no broker is, such as the leader of a partition that
+// has none.
+const NoBroker BrokerID = -1
+
+// A BrokerPhase says what a broker may do.
+type BrokerPhase uint8
+
+// The phases.
+const (
+	BrokerFenced       BrokerPhase = iota // electable nowhere
+	BrokerActive                          // in service
+	BrokerShuttingDown                    // leads nothing new
+)
+
+// A Broker is one registration.
+type Broker struct {
+	ID              BrokerID
+	Incarnation     string
+	Epoch           int64
+	Phase           BrokerPhase
+	ClientAddress   string // host:port
+	InternalAddress string // host:port
+	Rack            string
+	Version         string
+
+	revision int64
+}
+
+// A TopicPhase says where a topic is in its life.
+type TopicPhase uint8
+
+// The phases.
+const (
+	TopicCreating TopicPhase = iota // invisible to clients
+	TopicActive
+	TopicDeleting // its name is free, its directories go
+)
+
+// A Topic is one topic as the controller describes it. Immutable.
+type Topic struct {
+	ID       uuid.UUID
+	Name     string
+	Phase    TopicPhase
+	Internal bool
+	// Config holds the values in force.
+	Config topicconfig.Config
+	// ConfigErr says which of them this version does not understand.
+	ConfigErr error
+	// Set and Cluster are the texts Config was made from: the topic's own, and
+	// the cluster's defaults when it was created.
+	Set, Cluster map[string]string
+	// RF is the replication factor.
+	RF int
+	// Partitions are indexed by number. One whose record has not arrived yet
+	// has no replicas and no leader.
+	Partitions []Partition
+	CreatedMs  int64
+	// AwaitingRemoval lists, while it is deleted, the brokers that still have
+	// to confirm that its directories are gone.
+	AwaitingRemoval []BrokerID
+
+	revision int64
+	known    bool        // the topic's own record has arrived
+	all      []Partition // also those above the topic's count
+}
+
+// Partition returns partition n.
+func (t *Topic) Partition(n int32) (*Partition, bool) {
+	if n < 0 || int(n) >= len(t.Partitions) {
+		return nil, false
+	}
+	return &t.Partitions[n], true
+}
+
+// A Partition is the committed state of one partition. Immutable.
+type Partition struct {
+	Leader         BrokerID // NoBroker: none
+	LeaderEpoch    record.Epoch
+	PartitionEpoch int64
+	Replicas       []BrokerID // in order of preference
+	ISR            []BrokerID
+	ELR            []BrokerID
+	LastKnown      []BrokerID
+	// MinISR is how large ISR must be for the high watermark to move.
+	MinISR int
+	// Sync says that a replica counts a record only when its disk has it.
+	Sync        bool
+	LossyEpochs []record.Epoch
+
+	revision int64
+}
+
+// An Image is the cluster at one revision. Immutable; the zero of a broker
+// that has not heard from a controller is revision 0.
+type Image struct {
+	Revision        int64
+	ControllerEpoch int64
+	ClusterID       string
+	Self            BrokerID
+
+	brokers map[BrokerID]*Broker
+	topics  shards[uuid.UUID, *Topic]
+	names   shards[string, *Topic] // active topics only
+
+	sorted struct {
+		once   sync.Once
+		topics []*Topic
+	}
+}
+
+// Errors of look-ups.
+var (
+	ErrTopicNotFound     = errors.New("topic not found")
+	ErrPartitionNotFound = errors.New("partition not found")
+	ErrTopicIDMismatch   = errors.New("topic id mismatch")
+	// ErrStale is returned when this broker can't tell at present whether a
+	// topic exists.
+	ErrStale = errors.New("metadata may be stale")
+)
+
+// A factError carries facts for programs beside its kind and its text.
+type factError struct {
+	kind  error
+	text  string
+	facts map[string]string
+}
+
+// Error implements error.
+func (e *factError) Error() string { return e.text }
+
+// Unwrap returns the sentinel.
+func (e *factError) Unwrap() error { return e.kind }
+
+// Metadata returns the facts.
+func (e *factError) Metadata() map[string]string { return e.facts }
+
+// Resolve finds the active topic of that name. When id is not empty, the topic
+// must have it.
+func (i *Image) Resolve(name, id string) (*Topic, error) {
+	t, ok := i.Topic(name)
+	if !ok {
+		return nil, &factError{ErrTopicNotFound, fmt.Sprintf("topic %q does not exist: create it, or fix the name", name), map[string]string{"topic": name}}
+	}
+	if id != "" && id != t.ID.String() {
+		return nil, &factError{
+			ErrTopicIDMismatch, fmt.Sprintf("topic %q now has the id %s, not %q: it was deleted and created again", name, t.ID, id),
+			map[string]string{"topic": name, "topicId": t.ID.String()},
+		}
+	}
+	return t, nil
+}
+
+// Find returns partition n of t, or an error that says how many there are.
+func (t *Topic) Find(n int32) (*Partition, error) {
+	if p, ok := t.Partition(n); ok {
+		return p, nil
+	}
+	count := strconv.Itoa(len(t.Partitions))
+	return nil, &factError{
+		ErrPartitionNotFound, fmt.Sprintf("topic %q has no partition %d: it has %s, counted from 0", t.Name, n, count),
+		map[string]string{"topic": t.Name, "partition": strconv.Itoa(int(n)), "partitions": count},
+	}
+}
+
+// Topic returns the active topic of that name.
+func (i *Image) Topic(name string) (*Topic, bool) { return i.names.get(name, hashString) }
+
+// TopicByID returns the topic with that id, in whatever phase it is.
+func (i *Image) TopicByID(id uuid.UUID) (*Topic, bool) { return i.topics.get(id, hashUUID) }
+
+// Topics returns the active topics in the order of their names. The slice is
+// shared: it must not be changed.
+func (i *Image) Topics() []*Topic {
+	i.sorted.once.Do(func() {
+		i.sorted.topics = slices.SortedFunc(i.names.values(), func(a, b *Topic) int { return cmp.Compare(a.Name, b.Name) })
+	})
+	return i.sorted.topics
+}
+
+// Everything yields every topic in any phase, in no order.
+func (i *Image) Everything() func(yield func(*Topic) bool) { return i.topics.values() }
+
+// Broker returns the registration of a broker.
+func (i *Image) Broker(id BrokerID) (*Broker, bool) {
+	b, ok := i.brokers[id]
+	return b, ok
+}
+
+// Brokers returns all registrations by id.
+func (i *Image) Brokers() []*Broker {
+	return slices.SortedFunc(maps.Values(i.brokers), func(a, b *Broker) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// A Diff is what became different from one image to another.
+type Diff struct {
+	// Changed holds topics that are new or different, in whatever phase.
+	Changed []*Topic
+	// Gone holds the last state of topics that no longer are.
+	Gone []*Topic
+	// Brokers says whether any registration differs.
+	Brokers bool
+}
+
+// Since returns what became different from old to i. It costs little when
+// little did.
+func (i *Image) Since(old *Image) Diff {
+	var d Diff
+	for s := range i.topics.parts {
+		now, was := i.topics.parts[s], old.topics.parts[s]
+		if now == was {
+			continue
+		}
+		for id, t := range now.all() {
+			if w, ok := was.get(id); !ok || w != t {
+				d.Changed = append(d.Changed, t)
+			}
+		}
+		for id, t := range was.all() {
+			if _, ok := now.get(id); !ok {
+				d.Gone = append(d.Gone, t)
+			}
+		}
+	}
+	d.Brokers = !maps.EqualFunc(i.brokers, old.brokers, func(a, b *Broker) bool { return a == b || *a == *b })
+	return d
+}
+
+// awaits says whether the deleted topic still waits for broker id to confirm
+// that its directories are gone.
+func (t *Topic) awaits(id BrokerID) bool {
+	return t.Phase == TopicDeleting && slices.Contains(t.AwaitingRemoval, id)
+}
