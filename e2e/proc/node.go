@@ -1,0 +1,76 @@
+package proc
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"time"
+)
+
+// Dev says how to run `runnel dev`.
+type Dev struct {
+	Data string    // its folder
+	Args []string  // more arguments
+	Env  []string  // more environment
+	Log  io.Writer // gets its log too; may be nil
+}
+
+// A Node is a running `runnel dev`.
+type Node struct {
+	*Process
+
+	Client string // address of the client port
+	Admin  string // address of the admin HTTP port
+}
+
+// readyWithin bounds the wait for a node that starts on a loaded machine.
+const readyWithin = time.Minute
+
+// StartDev starts a node on free ports and waits until it is ready.
+func StartDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
+	n, err := LaunchDev(ctx, b, d)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Ready(ctx); err != nil {
+		n.Kill()
+		return nil, err
+	}
+	return n, nil
+}
+
+// Ready waits until the node takes work.
+func (n *Node) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	client := &http.Client{Timeout: time.Second}
+	return n.poll(ctx, "/readyz", func() bool {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Admin+"/readyz", http.NoBody)
+		if err != nil {
+			return false
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+}
+
+// LaunchDev starts a node on free ports and does not wait.
+func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
+	ports, err := Ports(ctx, 6)
+	if err != nil {
+		return nil, err
+	}
+	at := func(i int) string { return "127.0.0.1:" + ports[i] }
+	args := append([]string{
+		"dev", "--data", d.Data, "--listen", at(0),
+	}, d.Args...)
+	p, err := b.Start(d.Env, d.Log, args...)
+	if err != nil {
+		return nil, err
+	}
+	return &Node{Process: p, Client: at(0), Admin: at(1)}, nil
+}
