@@ -191,17 +191,18 @@ type SessionRequest_Register struct {
 }
 
 type SessionRequest_Heartbeat struct {
-	// Every 500 ms.
+	// Every 500 ms, and at once when metadata was applied: admin calls wait for it.
 	Heartbeat *BrokerHeartbeat `protobuf:"bytes,2,opt,name=heartbeat,proto3,oneof"`
 }
 
 type SessionRequest_Recovery struct {
-	// After recovery of the local logs, in pieces.
+	// After the snapshot was applied and the local logs recovered, in pieces. Every replica that the snapshot assigns to the broker is in it: one that
+	// is not counts as lost, unless its leader epoch is the first. Needed in each session; only the first of an incarnation is weighed.
 	Recovery *RecoveryReport `protobuf:"bytes,3,opt,name=recovery,proto3,oneof"`
 }
 
 type SessionRequest_Removed struct {
-	// The directories of these deleted topics are gone.
+	// The directories of these deleting topics are gone, or never were.
 	Removed *TopicsRemoved `protobuf:"bytes,4,opt,name=removed,proto3,oneof"`
 }
 

@@ -86,7 +86,7 @@ type TopicPhase int32
 const (
 	// Never stored.
 	TopicPhase_TOPIC_PHASE_UNSPECIFIED TopicPhase = 0
-	// Partitions are being written; invisible.
+	// Partitions are being written; brokers are not told yet.
 	TopicPhase_TOPIC_PHASE_CREATING TopicPhase = 1
 	// In service.
 	TopicPhase_TOPIC_PHASE_ACTIVE TopicPhase = 2
@@ -215,8 +215,10 @@ type BrokerRecord struct {
 	MinFeatureLevel int32 `protobuf:"varint,10,opt,name=min_feature_level,json=minFeatureLevel,proto3" json:"min_feature_level,omitempty"`
 	// See min_feature_level.
 	MaxFeatureLevel int32 `protobuf:"varint,11,opt,name=max_feature_level,json=maxFeatureLevel,proto3" json:"max_feature_level,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The recovery report of this incarnation was weighed; what it holds since is as ISR and ELR say.
+	Judged        bool `protobuf:"varint,12,opt,name=judged,proto3" json:"judged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BrokerRecord) Reset() {
@@ -326,7 +328,14 @@ func (x *BrokerRecord) GetMaxFeatureLevel() int32 {
 	return 0
 }
 
-// A topic. Key: topics/<uuid>.
+func (x *BrokerRecord) GetJudged() bool {
+	if x != nil {
+		return x.Judged
+	}
+	return false
+}
+
+// A topic. Key: topics/<uuid>. Brokers are told of it together with its partitions, when it is active; and of it alone when it is deleting.
 type TopicRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id, a UUID.
@@ -518,7 +527,7 @@ type PartitionRecord struct {
 	Isr []int32 `protobuf:"varint,7,rep,packed,name=isr,proto3" json:"isr,omitempty"`
 	// Eligible leader replicas: not in the ISR, yet complete.
 	Elr []int32 `protobuf:"varint,8,rep,packed,name=elr,proto3" json:"elr,omitempty"`
-	// The members when the last of them may have lost data, waiting for a recovery election.
+	// Members that may have lost data, kept while there is no leader: one of them is elected when neither ISR nor ELR has a member.
 	LastKnown []int32 `protobuf:"varint,9,rep,packed,name=last_known,json=lastKnown,proto3" json:"last_known,omitempty"`
 	// In-sync replicas that a write with acks ALL needs.
 	MinIsr int32 `protobuf:"varint,10,opt,name=min_isr,json=minIsr,proto3" json:"min_isr,omitempty"`
@@ -822,7 +831,7 @@ var File_runnel_controller_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"#runnel/controller/v1/metadata.proto\x12\x14runnel.controller.v1\"\xa4\x03\n" +
+	"#runnel/controller/v1/metadata.proto\x12\x14runnel.controller.v1\"\xbc\x03\n" +
 	"\fBrokerRecord\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12!\n" +
@@ -835,7 +844,8 @@ const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\aversion\x18\t \x01(\tR\aversion\x12*\n" +
 	"\x11min_feature_level\x18\n" +
 	" \x01(\x05R\x0fminFeatureLevel\x12*\n" +
-	"\x11max_feature_level\x18\v \x01(\x05R\x0fmaxFeatureLevel\"\xd2\x04\n" +
+	"\x11max_feature_level\x18\v \x01(\x05R\x0fmaxFeatureLevel\x12\x16\n" +
+	"\x06judged\x18\f \x01(\bR\x06judged\"\xd2\x04\n" +
 	"\vTopicRecord\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x126\n" +
