@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/crc32"
 )
@@ -210,24 +211,29 @@ func unknownFormat(header []byte) bool {
 // tornHeader reports whether the file ends inside the part of the frame that leads up to the payload, while all there is
 // of it is right. Start is where the header begins and body the outer length.
 func tornHeader(header []byte, body, start int, remaining int64, maxFrame int) bool {
-	if body < HeaderSize+payloadTagSize+1 || start+body > maxFrame || remaining >= int64(start+body) {
+	if start+body > maxFrame || remaining >= int64(start+body) || !tagsMatch(header) || !smallValuesMatch(header) {
 		return false
 	}
-	if !tagsMatch(header) || !smallValuesMatch(header) {
-		return false
+	payload, ok := payloadSize(body)
+	if !ok || len(header) < HeaderSize {
+		return ok
 	}
-	if len(header) <= HeaderSize {
-		return true
+	// All that is missing can be told from the outer length, so the checksum can be verified already.
+	var rest [payloadTagSize + lengthMax]byte
+	putPayloadPrefix(rest[:], Compression(header[posCompression]), payload)
+	missing := rest[:payloadTagSize+lengthSize(payload)]
+	sum := crc32.Update(crc32.Checksum(header[coveredFrom:HeaderSize], castagnoli), castagnoli, missing)
+	return bytes.HasPrefix(missing, header[HeaderSize:]) && sum == binary.LittleEndian.Uint32(header[posHeaderCRC:])
+}
+
+// payloadSize is the size of the payload in a batch of the given size. There is none for sizes that no batch has.
+func payloadSize(body int) (int, bool) {
+	for n := 1; n <= lengthMax; n++ {
+		if size := body - HeaderSize - payloadTagSize - n; size >= 0 && lengthSize(size) == n {
+			return size, true
+		}
 	}
-	rest := header[HeaderSize:]
-	if rest[0] != payloadTag(Compression(header[posCompression])) || (len(rest) > 1 && rest[1] != payloadTagHigh) {
-		return false
-	}
-	if len(rest) <= payloadTagSize {
-		return true
-	}
-	_, n := length(rest[payloadTagSize:])
-	return n == 0
+	return 0, false
 }
 
 // Tags of the two payload fields: 82 02 and 8A 02.
