@@ -1,0 +1,178 @@
+package client
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// recordOverhead is what a producer remembers of a record beside its bytes.
+const recordOverhead = 48
+
+// A stage is where a batch is on its way.
+type stage uint8
+
+const (
+	stageOpen     stage = iota // takes records
+	stageQueued                // complete, not sent, or refused and to be sent again
+	stageInFlight              // given to the stream
+	stageSettled               // has its outcome
+)
+
+// A batch is a group of records of one partition that are stored together.
+// Its fields are guarded by the partition's mu, but for what is said otherwise.
+type batch struct {
+	part    *partition
+	stage   stage
+	builder *record.Builder // nil once encoded
+	entries []entry
+	cost    int64
+	gen     *generation
+	opened  time.Time
+	// due is when the oldest record runs out of time.
+	due    time.Time
+	expiry *time.Timer
+	linger *time.Timer
+	// urgent batches do not linger.
+	urgent bool
+	// attempts counts refusals, for the pause before the next.
+	attempts int
+	// lastErr is why it was refused, for the record's error when time is up.
+	lastErr error
+
+	// sized is size when it was last sent.
+	sized int
+
+	// encoded is set by the sender, once, before it is first sent. One
+	// reference is the batch's own.
+	encoded mem.Buffer
+	// header and payload are what is in it; payload is its end.
+	header  record.Header
+	payload int
+}
+
+// size returns the bytes of its records, before compression.
+func (b *batch) size() int {
+	if b.builder != nil {
+		return b.builder.Size()
+	}
+	return b.sized
+}
+
+// settle takes the batch out of the game. It returns false when it was so
+// already. The caller holds the partition's mu, and hands the result to the
+// producer after releasing it.
+func (b *batch) settle(err error) (settled, bool) {
+	if b.stage == stageSettled {
+		return settled{}, false
+	}
+	b.stage = stageSettled
+	if b.expiry != nil {
+		b.expiry.Stop()
+	}
+	if b.linger != nil {
+		b.linger.Stop()
+	}
+	s := settled{
+		topic: b.part.topic.name, partition: b.part.number,
+		entries: b.entries, base: -1, err: err, cost: b.cost, gen: b.gen,
+	}
+	b.entries = nil
+	return s, true
+}
+
+// drop gives up the batch's own hold on its bytes. A stream that is sending
+// them has another.
+func (b *batch) drop(pool *builderPool) {
+	if b.encoded != nil {
+		b.encoded.Free()
+		b.encoded = nil
+	}
+	if b.builder != nil {
+		pool.put(b.builder)
+		b.builder = nil
+	}
+}
+
+// A builderPool reuses builders and with them their buffers.
+type builderPool struct {
+	pool sync.Pool
+	// codec compresses. Only the sender finishes batches, one at a time.
+	codec *record.Codec
+}
+
+func (p *builderPool) get() *record.Builder {
+	if b, ok := p.pool.Get().(*record.Builder); ok {
+		return b
+	}
+	return record.NewBuilder(p.codec, record.Limits{MaxRecordBytes: record.MaxRecordSize, MaxRecords: maxBatchRecords})
+}
+
+func (p *builderPool) put(b *record.Builder) {
+	b.Reset()
+	p.pool.Put(b)
+}
+
+// smallMessage is the size up to which a message is copied, so that its builder
+// is free at once. gRPC does not count references of buffers that small.
+const smallMessage = 4 << 10
+
+// encode serializes b, which keeps one reference to the result. The builder
+// goes back to the pool when the last one is freed.
+func (p *builderPool) encode(b *batch, c record.Compression, level int) error {
+	builder := b.builder
+	b.sized, b.builder = builder.Size(), nil
+	out, err := builder.Finish(c, level)
+	if err != nil {
+		p.put(builder)
+		return err
+	}
+	msg := out.Message()
+	b.header, b.payload = out.Header, len(out.Payload())
+	if len(msg) <= smallMessage {
+		b.encoded = mem.SliceBuffer(append([]byte(nil), msg...))
+		p.put(builder)
+		return nil
+	}
+	b.encoded = mem.NewBuffer(&msg, &returner{pool: p, builder: builder})
+	return nil
+}
+
+// A returner is the pool of one buffer: it gives the builder back that the
+// buffer is part of.
+type returner struct {
+	pool    *builderPool
+	builder *record.Builder
+}
+
+// Get implements mem.BufferPool. It is not used: gRPC asks the pool of a
+// buffer only to take it back.
+func (*returner) Get(n int) *[]byte {
+	b := make([]byte, n)
+	return &b
+}
+
+// Put implements mem.BufferPool.
+func (r *returner) Put(*[]byte) { r.pool.put(r.builder) }
+
+// An entryPool reuses the lists of what is remembered of records.
+type entryPool struct{ pool sync.Pool }
+
+func (p *entryPool) get() []entry {
+	if e, ok := p.pool.Get().(*[]entry); ok {
+		return (*e)[:0]
+	}
+	return nil
+}
+
+func (p *entryPool) put(e []entry) {
+	if cap(e) < 8 {
+		return // not worth it
+	}
+	clear(e[:cap(e)]) // callbacks hold on to things
+	e = e[:0]
+	p.pool.Put(&e)
+}

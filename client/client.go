@@ -1,0 +1,195 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/wire"
+)
+
+const (
+	// ioBuffer is the size of a connection's read and write buffer; this, not
+	// the windows, is what buys a third of the throughput.
+	ioBuffer = 256 << 10
+	// Static windows: a fetch is bounded by credit, not by these.
+	streamWindow = 16 << 20
+	connWindow   = 64 << 20
+	// maxMessage is the most a broker sends in one message, with room for what
+	// is around it.
+	maxMessage = 4<<20 + 64<<10
+	// connectTimeout bounds one attempt to reach one address.
+	connectTimeout = 5 * time.Second
+	// A peer that vanished without a word is noticed within the sum of these.
+	pingAfter   = 10 * time.Second
+	pingTimeout = 10 * time.Second
+	// firstBackoff and maxBackoff bound the pause between two attempts.
+	firstBackoff = 50 * time.Millisecond
+	maxBackoff   = time.Second
+	// callTimeout bounds one call that a producer or reader makes by itself.
+	callTimeout = 10 * time.Second
+)
+
+// A Client is a connection to a cluster. It connects when it is first needed,
+// to the first address that answers, and stays there while that is healthy.
+// It is safe for concurrent use.
+type Client struct {
+	brokers []string
+	opts    clientOptions
+	conn    *grpc.ClientConn
+	pool    *wire.Pool
+	codec   *wire.Codec
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	closed bool
+}
+
+type clientOptions struct {
+	tls    *tls.Config
+	token  string
+	dial   func(ctx context.Context, addr string) (net.Conn, error)
+	agent  string
+	limits connectLimits
+}
+
+type connectLimits struct{ timeout time.Duration }
+
+// An Option changes how a Client connects.
+type Option func(*clientOptions)
+
+// TLS makes the client connect with TLS. Without it connections are plaintext.
+func TLS(cfg *tls.Config) Option { return func(o *clientOptions) { o.tls = cfg } }
+
+// Token sends a bearer token with every call. It needs [TLS].
+func Token(token string) Option { return func(o *clientOptions) { o.token = token } }
+
+// Dialer replaces how connections are opened, such as for a proxy or a test.
+func Dialer(dial func(ctx context.Context, addr string) (net.Conn, error)) Option {
+	return func(o *clientOptions) { o.dial = dial }
+}
+
+// UserAgent names the program in the brokers' logs.
+func UserAgent(name string) Option { return func(o *clientOptions) { o.agent = name } }
+
+// ConnectTimeout bounds one attempt to reach one address; 5 s by default.
+func ConnectTimeout(d time.Duration) Option {
+	return func(o *clientOptions) { o.limits.timeout = d }
+}
+
+// New returns a client of the cluster that the brokers, a list of host:port,
+// belong to; one that is up is enough. It opens no connection yet. An IPv6
+// address is written in brackets: [::1]:7420.
+func New(brokers []string, opts ...Option) (*Client, error) {
+	addrs, err := parseBrokers(brokers)
+	if err != nil {
+		return nil, err
+	}
+	o := clientOptions{agent: "runnel-go", limits: connectLimits{timeout: connectTimeout}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if o.token != "" && o.tls == nil {
+		return nil, errors.New("a token is sent over TLS only: add client.TLS, or leave the token out")
+	}
+	pool := wire.NewPool()
+	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool)}
+	c.conn, err = newConn(addrs, o)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", strings.Join(addrs, ","), err)
+	}
+	return c, nil
+}
+
+// newConn returns a connection that tries addrs in turn, keeps the first that
+// answers, and starts over when that one breaks.
+func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
+	state := resolver.State{}
+	for _, a := range addrs {
+		state.Addresses = append(state.Addresses, resolver.Address{Addr: a, ServerName: a})
+	}
+	res := manual.NewBuilderWithScheme("runnel")
+	res.InitialState(state)
+	creds := insecure.NewCredentials()
+	if o.tls != nil {
+		creds = credentials.NewTLS(o.tls)
+	}
+	opts := []grpc.DialOption{
+		grpc.WithResolvers(res),
+		grpc.WithTransportCredentials(creds),
+		grpc.WithUserAgent(o.agent),
+		grpc.WithReadBufferSize(ioBuffer),
+		grpc.WithWriteBufferSize(ioBuffer),
+		grpc.WithStaticStreamWindowSize(streamWindow),
+		grpc.WithStaticConnWindowSize(connWindow),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: o.limits.timeout,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.WithDisableRetry(), // what may be sent again is for the producer to say
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0),
+	}
+	if o.dial != nil {
+		opts = append(opts, grpc.WithContextDialer(o.dial))
+	}
+	if o.token != "" {
+		opts = append(opts, grpc.WithPerRPCCredentials(bearer(o.token)))
+	}
+	return grpc.NewClient("runnel:///"+addrs[0], opts...)
+}
+
+// bearer is a token in the way of RFC 6750.
+type bearer string
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+func (bearer) RequireTransportSecurity() bool { return true }
+
+// Brokers returns the addresses the client was made with.
+func (c *Client) Brokers() []string { return append([]string(nil), c.brokers...) }
+
+// Close ends the client's connection. Producers and Readers of the client
+// must have been closed before: what they had under way fails.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	closed := c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if closed {
+		return nil
+	}
+	return c.conn.Close()
+}
+
+// Ping asks a broker for a sign of life.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := runnelv1.NewMetadataServiceClient(c.conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{"-"}})
+	return rpcError(err)
+}
+
+// stream opens a bidirectional stream on which hot messages are not decoded by
+// generated code. It ends with ctx.
+func (c *Client) stream(ctx context.Context, method string) (grpc.ClientStream, error) {
+	desc := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+	return c.conn.NewStream(ctx, desc, method, grpc.ForceCodecV2(c.codec)) //nolint:wrapcheck // the caller does
+}

@@ -1,0 +1,381 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/runnelmq/runnel/internal/record"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+)
+
+// A Producer writes records. It collects them in batches by partition and
+// keeps several batches of each partition under way. It is safe for concurrent
+// use.
+//
+// Records of one partition are stored in the order in which Produce was called
+// for them. A record that fails leaves a gap in that order and never comes
+// later.
+type Producer struct {
+	c        *Client
+	o        producerOptions
+	memory   *memory
+	builders builderPool
+	entries  entryPool
+	outcomes outcomes
+	topics   sync.Map // name → *topic
+	wake     chan struct{}
+	closing  chan struct{} // closed by Close
+	stop     context.CancelFunc
+	spawn    func(func(context.Context))
+	workers  sync.WaitGroup // all but the one that calls callbacks
+	caller   sync.WaitGroup
+	// state changes under mu only.
+	state atomic.Int32
+
+	// mu guards the fields below. It may be taken while a partition's is held.
+	mu sync.Mutex
+
+	ready []*partition
+	// gens are the generations that are not done; the last one is being filled.
+	gens []*generation
+	// streamErr is why there is no stream at present.
+	streamErr error
+}
+
+// NewProducer returns a producer. It does nothing before the first record.
+func (c *Client) NewProducer(opts ...ProducerOption) (*Producer, error) {
+	o, err := newProducerOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	p := &Producer{
+		c: c, o: o,
+		memory:   newMemory(o.buffered),
+		builders: builderPool{codec: record.NewCodec()},
+		outcomes: outcomes{wake: make(chan struct{}, 1)},
+		wake:     make(chan struct{}, 1),
+		closing:  make(chan struct{}),
+		gens:     []*generation{{done: make(chan struct{})}},
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	p.spawn = func(f func(context.Context)) { p.workers.Go(func() { f(ctx) }) }
+	return p, nil
+}
+
+// The states of a producer.
+const (
+	producerNew int32 = iota
+	producerRunning
+	producerClosed
+)
+
+// start runs f in a goroutine that Close waits for; false after Close.
+func (p *Producer) start(f func(context.Context)) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state.Load() == producerClosed {
+		return false
+	}
+	p.spawn(f)
+	return true
+}
+
+// begin starts the goroutines that every producer has, at its first record. It
+// is false after Close.
+func (p *Producer) begin() bool {
+	if p.state.Load() == producerRunning {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state.Load() == producerNew {
+		p.state.Store(producerRunning)
+		p.spawn(p.run)
+		p.caller.Go(func() { p.outcomes.run(p.settled) })
+	}
+	return p.state.Load() == producerRunning
+}
+
+// Produce takes a record to be written and returns; done is called exactly
+// once, when its outcome is known, and may be nil. The record's slices may be
+// reused as soon as Produce has returned.
+//
+// When the producer's memory is used up, Produce waits until some is free or
+// ctx ends; ctx does not matter after that. Calls of done come one at a time
+// from a goroutine of the producer: done must not block, and must not wait for
+// other records.
+func (p *Producer) Produce(ctx context.Context, r Record, done func(Result)) {
+	p.produce(ctx, &r, done, false)
+}
+
+// ProduceSync writes records and waits for their outcomes, which it returns in
+// the order given, with the first error among them. When ctx ends first,
+// records without an outcome have an error that says so; they may still be
+// written.
+func (p *Producer) ProduceSync(ctx context.Context, rs ...Record) ([]Result, error) {
+	var (
+		mu      sync.Mutex
+		results = make([]Result, len(rs))
+		got     = make([]bool, len(rs))
+		left    = len(rs)
+		all     = make(chan struct{})
+	)
+	if left == 0 {
+		return results, nil
+	}
+	for i := range rs {
+		p.produce(ctx, &rs[i], func(r Result) {
+			mu.Lock()
+			defer mu.Unlock()
+			if got[i] {
+				return // given up before
+			}
+			results[i], got[i] = r, true
+			if left--; left == 0 {
+				close(all)
+			}
+		}, true)
+	}
+	select {
+	case <-all:
+	case <-ctx.Done():
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	var first error
+	for i := range results {
+		if !got[i] {
+			got[i] = true
+			results[i] = Result{Topic: rs[i].Topic, Partition: -1, Offset: -1, Err: unknown(context.Cause(ctx))}
+		}
+		if first == nil {
+			first = results[i].Err
+		}
+	}
+	return results, first
+}
+
+// produce does not let r escape: a record costs no allocation of its own.
+func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), urgent bool) {
+	now := time.Now()
+	e := entry{done: done, stampMs: now.UnixMilli()}
+	if !r.Timestamp.IsZero() {
+		e.stampMs = r.Timestamp.UnixMilli()
+	}
+	if !p.begin() {
+		p.refuse(r, e, 0, ErrClosed)
+		return
+	}
+	if err := checkRecord(r); err != nil {
+		p.refuse(r, e, 0, err)
+		return
+	}
+	cost := int64(recordSize(r) + recordOverhead)
+	if !p.memory.try(cost) {
+		if err := p.waitForMemory(ctx, cost); err != nil {
+			p.refuse(r, e, 0, err)
+			return
+		}
+	}
+	t := p.topic(r.Topic)
+	for {
+		if v := t.known(p, now); v != nil {
+			p.put(t, v, r, e, cost, now, urgent, nil)
+			return
+		}
+		held, err := t.hold(p, r, e, cost)
+		if err != nil {
+			p.refuse(r, e, cost, err)
+			return
+		}
+		if held {
+			return
+		}
+	}
+}
+
+// place puts a record that was held into its partition.
+func (p *Producer) place(t *topic, v *topicView, h *heldRecord) {
+	p.put(t, v, &h.r, h.e, h.cost, time.Now(), true, h.gen)
+	p.leave(h.gen)
+}
+
+// put chooses the partition and adds the record there.
+func (p *Producer) put(t *topic, v *topicView, r *Record, e entry, cost int64, now time.Time, urgent bool, gen *generation) {
+	size := recordSize(r)
+	if size > v.maxRecord {
+		p.refuse(r, e, cost, tooLarge(size, v.maxRecord))
+		return
+	}
+	n := int32(len(v.partitions)) //nolint:gosec // a partition count
+	i, err := p.choose(t, r, size, n)
+	if err != nil {
+		p.refuse(r, e, cost, err)
+		return
+	}
+	pt := v.partitions[i]
+	schedule, err := pt.add(r, size, v.maxRecord, e, cost, now, urgent, gen)
+	if err != nil {
+		p.refuse(r, e, cost, err)
+		return
+	}
+	if schedule {
+		p.schedule(pt)
+	}
+}
+
+func (p *Producer) choose(t *topic, r *Record, size int, n int32) (int32, error) {
+	switch {
+	case p.o.partitioner != nil:
+		c := *r // the copy may escape, r does not
+		i := p.o.partitioner(&c, n)
+		if i < 0 || i >= n {
+			return 0, localError(runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND,
+				"topic %q has the partitions 0 to %d, and the record is for partition %d", r.Topic, n-1, i)
+		}
+		return i, nil
+	case r.Key != nil:
+		return keyPartition(r.Key, n), nil
+	default:
+		return t.sticky.choose(size, p.o.batchBytes, n), nil
+	}
+}
+
+func (p *Producer) waitForMemory(ctx context.Context, cost int64) error {
+	if p.o.failFull {
+		return ErrBufferFull
+	}
+	// What lingers must go, or it would wait for nothing.
+	p.eachPartition((*partition).seal)
+	return p.memory.wait(ctx, p.closing, cost)
+}
+
+// refuse fails a record before it is in a batch.
+func (p *Producer) refuse(r *Record, e entry, cost int64, err error) {
+	p.settle(settled{topic: r.Topic, partition: -1, entries: []entry{e}, base: -1, err: err, cost: cost, gen: p.join(nil)})
+}
+
+// settle hands a group that has its outcome to the callbacks. After Close there
+// is no goroutine for them any more, and the caller's must do.
+func (p *Producer) settle(s settled) {
+	if !p.outcomes.put(s) {
+		s.tell()
+		p.settled(&s)
+	}
+}
+
+// settled is called after the callbacks of a group.
+func (p *Producer) settled(s *settled) {
+	p.memory.give(s.cost)
+	p.entries.put(s.entries)
+	p.leave(s.gen)
+}
+
+func (p *Producer) topic(name string) *topic {
+	if t, ok := p.topics.Load(name); ok {
+		return t.(*topic) //nolint:errcheck,forcetypeassert // nothing else is in there
+	}
+	t, _ := p.topics.LoadOrStore(name, &topic{name: name})
+	return t.(*topic) //nolint:errcheck,forcetypeassert // as above
+}
+
+func (p *Producer) newPartition(t *topic, n int32, id string) *partition {
+	return &partition{p: p, topic: t, id: id, number: n}
+}
+
+func (p *Producer) eachPartition(f func(*partition)) {
+	p.topics.Range(func(_, v any) bool {
+		t := v.(*topic) //nolint:errcheck,forcetypeassert // nothing else is in there
+		for _, pt := range t.all() {
+			f(pt)
+		}
+		return true
+	})
+}
+
+// join adds a group of records to a generation that has one already, or with
+// nil to the present one.
+func (p *Producer) join(g *generation) *generation {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if g == nil {
+		g = p.gens[len(p.gens)-1]
+	}
+	g.open++
+	return g
+}
+
+// leave says that a group has its outcome.
+func (p *Producer) leave(g *generation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g.open--
+	if g.open == 0 && g != p.gens[len(p.gens)-1] {
+		close(g.done)
+		p.gens = slices.DeleteFunc(p.gens, func(o *generation) bool { return o == g })
+	}
+}
+
+// Flush sends all records that Produce took before the call, without waiting
+// for more, and returns when each has its outcome and its callback has been
+// called, or when ctx ends. It says nothing of what the outcomes are.
+func (p *Producer) Flush(ctx context.Context) error {
+	for _, g := range p.turn() {
+		select {
+		case <-g.done:
+		case <-ctx.Done():
+			return fmt.Errorf("flush: %w", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// turn begins a new generation and returns those before that are not done.
+func (p *Producer) turn() []*generation {
+	p.mu.Lock()
+	if p.gens[len(p.gens)-1].open > 0 {
+		p.gens = append(p.gens, &generation{done: make(chan struct{})})
+	}
+	before := slices.Clone(p.gens[:len(p.gens)-1])
+	p.mu.Unlock()
+	p.eachPartition((*partition).seal)
+	return before
+}
+
+// Close flushes and ends the producer. When ctx ends first, records that were
+// not sent fail with [ErrClosed], and those without an answer have an unknown
+// outcome. Every record has had its callback when Close returns. It must not be
+// called by a callback.
+func (p *Producer) Close(ctx context.Context) error {
+	p.mu.Lock()
+	was := p.state.Swap(producerClosed)
+	p.mu.Unlock()
+	if was == producerClosed {
+		p.caller.Wait()
+		return nil
+	}
+	close(p.closing)
+	err := p.Flush(ctx)
+	p.stop()
+	p.workers.Wait()
+	p.topics.Range(func(_, v any) bool {
+		v.(*topic).abandon(p, ErrClosed) //nolint:errcheck,forcetypeassert // nothing else is in there
+		return true
+	})
+	p.eachPartition(func(pt *partition) { pt.abandon(ErrClosed) })
+	if was == producerNew {
+		p.caller.Go(func() { p.outcomes.run(p.settled) })
+	}
+	p.outcomes.close()
+	p.caller.Wait()
+	if err != nil {
+		return fmt.Errorf("close: %w", context.Cause(ctx))
+	}
+	return nil
+}
