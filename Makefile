@@ -6,6 +6,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# No C anywhere: one static binary. Only the race detector needs it.
+export CGO_ENABLED := 0
 
 TOOL := go tool -modfile=internal/tools/go.mod
 LINT := go tool -modfile=internal/tools/lint/go.mod golangci-lint
@@ -31,7 +33,7 @@ all: check-generate lint build test ## Check generated code, lint, build, test
 
 .PHONY: build
 build: ## Build bin/runnel, one static binary
-	CGO_ENABLED=0 go build -trimpath -o bin/runnel ./cmd/runnel
+	go build -o bin/runnel ./cmd/runnel
 
 .PHONY: dev
 dev: build ## Run a whole node on this machine, data in ./runnel-data
@@ -71,7 +73,7 @@ test: ## Run all tests, the end-to-end ones on a part of their input
 
 .PHONY: race
 race: ## Run the tests of all but e2e under the race detector
-	go test -race -short $(RACE_PACKAGES)
+	CGO_ENABLED=1 go test -race -short $(RACE_PACKAGES)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME
@@ -98,7 +100,7 @@ soak: ## Try SOAK_SEEDS random histories with a power cut at every sync point
 cross: ## Build for every platform
 	@for target in $(CROSS); do \
 		echo "build $$target"; \
-		CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} go build -trimpath -o /dev/null ./cmd/runnel; \
+		GOOS=$${target%/*} GOARCH=$${target#*/} go build -o /dev/null ./cmd/runnel; \
 	done
 
 .PHONY: cover
