@@ -19,8 +19,22 @@ type Dev struct {
 type Node struct {
 	*Process
 
+	Data   string // its folder
 	Client string // address of the client port
 	Admin  string // address of the admin HTTP port
+
+	again func() (*Process, error)
+}
+
+// Restart starts a node that has ended once more, on the same data and ports,
+// and waits until it is ready.
+func (n *Node) Restart(ctx context.Context) error {
+	p, err := n.again()
+	if err != nil {
+		return err
+	}
+	n.Process = p
+	return n.Ready(ctx)
 }
 
 // readyWithin bounds the wait for a node that starts on a loaded machine.
@@ -68,9 +82,10 @@ func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
 	args := append([]string{
 		"dev", "--data", d.Data, "--listen", at(0),
 	}, d.Args...)
-	p, err := b.Start(d.Env, d.Log, args...)
+	start := func() (*Process, error) { return b.Start(d.Env, d.Log, args...) }
+	p, err := start()
 	if err != nil {
 		return nil, err
 	}
-	return &Node{Process: p, Client: at(0), Admin: at(1)}, nil
+	return &Node{Process: p, Data: d.Data, Client: at(0), Admin: at(1), again: start}, nil
 }

@@ -21,11 +21,11 @@ import (
 type Binary string
 
 // Build builds cmd/runnel into dir, from the module that the working directory
-// is in.
+// is in, with the flags of the caller's environment: what `go test` has compiled
+// need not be compiled again.
 func Build(ctx context.Context, dir string) (Binary, error) {
 	path := filepath.Join(dir, "runnel")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/runnelmq/runnel/cmd/runnel")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}

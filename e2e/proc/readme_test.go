@@ -1,0 +1,91 @@
+package proc
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fenced returns the sh blocks of a page.
+func fenced(t *testing.T, page string) []string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("..", "..", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	for _, part := range strings.Split(string(b), "```sh\n")[1:] {
+		block, _, _ := strings.Cut(part, "\n```")
+		blocks = append(blocks, block)
+	}
+	return blocks
+}
+
+// prelude lets a shell that nobody types into behave as one that somebody does.
+const prelude = `
+shopt -s expand_aliases
+grpcurl() { go tool -modfile=internal/tools/go.mod grpcurl "$@"; }
+`
+
+// The commands of the pages that a newcomer reads work as typed. Only the
+// node's address differs, because tests share a machine.
+func TestPagesWorkAsTyped(t *testing.T) {
+	const usual = "127.0.0.1:7420"
+	for page, want := range map[string][]string{
+		"README.md":               {"one", "two", "three", `"value": "hello"`},
+		"docs/getting-started.md": {"alice: one apple", "bob: two pears", "alice: three plums", `"value": "hello"`, "runnel_"},
+	} {
+		t.Run(page, func(t *testing.T) {
+			n := dev(t, Dev{})
+			var out strings.Builder
+			for _, block := range fenced(t, page) {
+				if strings.HasPrefix(block, "make ") {
+					continue // make dev is what runs already; make test is this
+				}
+				script := strings.NewReplacer(
+					usual, n.Client,
+					"127.0.0.1:7424", n.Admin,
+					"bin/runnel ", string(binary(t))+" ",
+					"runnel-data", n.Data,
+				).Replace(prelude + block)
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
+				cmd.Dir = filepath.Join("..", "..")
+				cmd.Env = append(os.Environ(), "RUNNEL_BROKERS="+n.Client)
+				r, err := Do(cmd)
+				if err != nil || r.Code != 0 {
+					t.Fatalf("%s\nexit code %d, %v\n%s%s", block, r.Code, err, r.Stdout, r.Stderr)
+				}
+				out.WriteString(r.Stdout)
+			}
+			for _, w := range want {
+				if !strings.Contains(out.String(), w) {
+					t.Errorf("want %q in the output\n%s", w, out.String())
+				}
+			}
+		})
+	}
+}
+
+// `make dev` is the one command that a newcomer starts with.
+func TestMakeDev(t *testing.T) {
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("no make here")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "make", "--dry-run", "dev")
+	cmd.Dir = filepath.Join("..", "..")
+	r, err := Do(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Code != 0 || !strings.Contains(r.Stdout, "bin/runnel dev --data runnel-data") {
+		t.Errorf("make dev would run\n%s%s", r.Stdout, r.Stderr)
+	}
+}
