@@ -1,0 +1,203 @@
+package state
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// settle returns what the rules make of a partition's record, or nil when it is so already.
+//
+// It is the work that follows a fence, an unfence, a shutdown and a changed configuration, all computed from the picture as it
+// is, so it needs no memory of what happened:
+//
+//   - the ISR loses its fenced members, and those shutting down, as long as a better one is left; with none left it is kept,
+//     because all of its members are complete and nobody can lead without them;
+//   - who leaves while fewer than MinISR stay is complete as well, since the high watermark stands still: it goes to the ELR,
+//     which is emptied once the ISR has MinISR members;
+//   - a leader that may not lead is followed by the first replica, in order of preference, that may: a member of the ISR, else
+//     of the ELR; where the topic allows an unclean election, any replica; or by none;
+//   - MinISR and Sync follow the topic's configuration, and with MinISR the ELR is emptied: its members were complete only
+//     under the old one.
+func (i *Image) settle(p *Partition) *Partition {
+	t := i.topics[p.Topic]
+	if t == nil || t.record == nil || t.record.Phase == TopicDeleting {
+		return nil
+	}
+	next := p.clone()
+	if next.MinISR != t.minISR {
+		next.MinISR, next.ELR = t.minISR, nil
+	}
+	next.Sync = t.sync
+	i.elect(next, t.unclean)
+	i.shrink(next)
+	if next.Leader != NoLeader {
+		next.LastKnown = nil
+	}
+	return next.changedFrom(p)
+}
+
+// changedFrom raises the epochs as far as p differs from old, and returns nil when it does not.
+func (p *Partition) changedFrom(old *Partition) *Partition {
+	same := p.Leader == old.Leader && p.MinISR == old.MinISR && p.Sync == old.Sync &&
+		slices.Equal(p.ISR, old.ISR) && slices.Equal(p.ELR, old.ELR) && slices.Equal(p.LastKnown, old.LastKnown)
+	if same {
+		return nil
+	}
+	p.PartitionEpoch = old.PartitionEpoch + 1
+	if p.Leader != old.Leader {
+		p.LeaderEpoch = old.LeaderEpoch + 1
+	}
+	if p.Leader != NoLeader && !slices.Contains(old.ISR, p.Leader) && !slices.Contains(old.ELR, p.Leader) {
+		p.markLossy()
+	}
+	return p
+}
+
+// maxLossyEpochs bounds what a partition remembers; older epochs are below any follower's log by then.
+const maxLossyEpochs = 64
+
+// markLossy records that p's leader epoch began with an election that may have lost data.
+func (p *Partition) markLossy() {
+	p.LossyEpochs = append(p.LossyEpochs, p.LeaderEpoch)
+	if n := len(p.LossyEpochs) - maxLossyEpochs; n > 0 {
+		p.LossyEpochs = p.LossyEpochs[n:]
+	}
+}
+
+func (i *Image) phase(id BrokerID) BrokerPhase {
+	if b := i.brokers[id]; b != nil {
+		return b.Phase
+	}
+	return BrokerFenced // one that was never registered, or is gone
+}
+
+// electable reports whether a broker may be chosen as leader.
+func (i *Image) electable(id BrokerID) bool { return i.phase(id) == BrokerActive }
+
+// elect gives p a leader that may lead, or none.
+func (i *Image) elect(p *Partition, unclean bool) {
+	if p.Leader != NoLeader && i.electable(p.Leader) {
+		return
+	}
+	inISR := func(id BrokerID) bool { return i.electable(id) && slices.Contains(p.ISR, id) }
+	inELR := func(id BrokerID) bool { return i.electable(id) && slices.Contains(p.ELR, id) }
+	if n := slices.IndexFunc(p.Replicas, inISR); n >= 0 {
+		p.Leader = p.Replicas[n]
+		return
+	}
+	if p.Leader != NoLeader && i.phase(p.Leader) == BrokerShuttingDown {
+		return // nobody to hand over to: it serves until it is gone
+	}
+	if n := slices.IndexFunc(p.Replicas, inELR); n >= 0 {
+		p.Leader = p.Replicas[n]
+		p.ISR = append(p.ISR, p.Leader)
+		p.ELR = without(p.ELR, p.Leader)
+		return
+	}
+	if n := slices.IndexFunc(p.Replicas, i.electable); unclean && n >= 0 {
+		p.Leader = p.Replicas[n]
+		p.ISR, p.ELR = []BrokerID{p.Leader}, nil
+		return
+	}
+	p.Leader = NoLeader
+}
+
+// shrink takes out of the ISR whoever may not stay in it.
+func (i *Image) shrink(p *Partition) {
+	stay := i.best(p.ISR)
+	var gone []BrokerID
+	for _, id := range p.ISR {
+		if !slices.Contains(stay, id) {
+			gone = append(gone, id)
+		}
+	}
+	p.ISR = stay
+	if len(p.ISR) >= int(p.MinISR) {
+		p.ELR = nil
+	} else {
+		p.ELR = append(p.ELR, gone...)
+	}
+}
+
+// best returns the active ones of ids; if there is none, those that are not fenced; if there is none, all.
+func (i *Image) best(ids []BrokerID) []BrokerID {
+	for _, least := range []BrokerPhase{BrokerActive, BrokerShuttingDown} {
+		var found []BrokerID
+		for _, id := range ids {
+			if ph := i.phase(id); ph == BrokerActive || ph == least {
+				found = append(found, id)
+			}
+		}
+		if len(found) > 0 {
+			return found
+		}
+	}
+	return slices.Clone(ids)
+}
+
+func without(ids []BrokerID, id BrokerID) []BrokerID {
+	return slices.DeleteFunc(slices.Clone(ids), func(x BrokerID) bool { return x == id })
+}
+
+// Settled reports whether every partition that names a broker is as the rules want it.
+func (i *Image) Settled(id BrokerID) bool {
+	if len(i.unsettled) == 0 {
+		return true
+	}
+	for k := range i.unsettled {
+		if i.byBroker[id][k] {
+			return false
+		}
+	}
+	return true
+}
+
+// LeadsAny reports whether a broker leads a partition that another could lead in its place.
+func (i *Image) LeadsAny(id BrokerID) bool {
+	for k := range i.unsettled {
+		if p := i.Partition(k); p != nil && p.Leader == id {
+			return true
+		}
+	}
+	return false
+}
+
+// settleWork returns the next transaction of partitions to be settled: those that have no leader, or one that may not lead,
+// first.
+func (i *Image) settleWork() []Change {
+	if len(i.unsettled) == 0 {
+		return nil
+	}
+	urgency := func(p *Partition) int {
+		if p.Leader == NoLeader || !i.electable(p.Leader) {
+			return 0
+		}
+		return 1
+	}
+	todo := i.sorted(i.unsettled)
+	slices.SortStableFunc(todo, func(a, b *Partition) int { return cmp.Compare(urgency(a), urgency(b)) })
+	var changes []Change
+	for _, p := range todo[:min(len(todo), MaxChanges)] {
+		if next := i.settle(p); next != nil {
+			changes = append(changes, put(next, p.Revision))
+		}
+	}
+	return changes
+}
+
+// Leaderless returns how many partitions of active topics have no leader.
+func (i *Image) Leaderless() int {
+	n := 0
+	for _, t := range i.topics {
+		if t.record == nil || t.record.Phase != TopicActive {
+			continue
+		}
+		for p := range maps.Values(t.partitions) {
+			if p.Leader == NoLeader {
+				n++
+			}
+		}
+	}
+	return n
+}

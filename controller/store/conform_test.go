@@ -1,0 +1,62 @@
+package store_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/runnelmq/runnel/controller/store"
+	"github.com/runnelmq/runnel/controller/store/storetest"
+)
+
+func TestFake_conforms(t *testing.T) {
+	f := storetest.New()
+	defer f.Close()
+	storetest.Conform(t, f, func() error { f.Compact(); return nil })
+}
+
+// embedded returns a member's configuration for tests: free ports, fast elections.
+func embedded(dir string) store.Embedded {
+	return store.Embedded{
+		Dir: filepath.Join(dir, "etcd"), Client: "127.0.0.1:0", Peer: "127.0.0.1:0", Bootstrap: true,
+		QuotaSize: 64 << 20, Compact: time.Hour, Tick: 20 * time.Millisecond, Start: 20 * time.Second,
+	}
+}
+
+func TestEtcd_conforms(t *testing.T) {
+	m, err := store.OpenMember(t.Context(), embedded(t.TempDir()), zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	remote, err := store.Connect(store.External{Endpoints: []string{m.ClientAddr().String()}}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remote.Close()
+	admin, err := clientv3.New(clientv3.Config{Endpoints: []string{m.ClientAddr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	compact := func() error {
+		resp, err := admin.Get(t.Context(), "x")
+		if err != nil {
+			return err
+		}
+		_, err = admin.Compact(t.Context(), resp.Header.GetRevision(), clientv3.WithCompactPhysical())
+		return err
+	}
+	t.Run("in this process", func(t *testing.T) { storetest.Conform(t, m, compact) })
+	if _, err := admin.Delete(t.Context(), "/conform/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("over the network", func(t *testing.T) { storetest.Conform(t, remote, compact) })
+}

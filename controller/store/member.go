@@ -1,0 +1,143 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+)
+
+// ErrNoData is returned when there is no member's data and none is to be made.
+var ErrNoData = errors.New("there is no metadata here")
+
+// Embedded says how to run an etcd member in this process.
+type Embedded struct {
+	Dir    string // its data
+	Client string // host:port it serves clients on, for operators' tools
+	Peer   string // host:port it serves other members on
+	// Bootstrap permits making a new, empty member. Without it a member whose data was lost would come up as a new cluster.
+	Bootstrap bool
+	QuotaSize int64         // bytes of metadata before writes are refused
+	Compact   time.Duration // how much history watches can catch up with
+	Tick      time.Duration // heartbeat between members; elections take ten
+	Start     time.Duration // how long the start may take
+}
+
+// A Member is an etcd member in this process.
+type Member struct {
+	*Etcd
+
+	server *embed.Etcd
+	stop   time.Duration
+}
+
+// closeTimeout bounds the end of a member: it has been seen to hang.
+const closeTimeout = 10 * time.Second
+
+// HasData reports whether a member has ever lived in dir.
+func HasData(dir string) (bool, error) {
+	_, err := os.Stat(filepath.Join(dir, "member"))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// OpenMember starts a member and waits until it serves.
+func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, error) {
+	has, err := HasData(e.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("etcd data: %w", err)
+	}
+	if !has && !e.Bootstrap {
+		return nil, fmt.Errorf("%w: %s holds none: to begin a new cluster, start its first controller once with --bootstrap; if there was data, restore it", ErrNoData, e.Dir)
+	}
+	if err := os.MkdirAll(e.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("etcd data: %w", err)
+	}
+	server, err := embed.StartEtcd(e.config(log))
+	if err != nil {
+		return nil, fmt.Errorf("start etcd in %s: %w", e.Dir, err)
+	}
+	m := &Member{server: server, stop: closeTimeout}
+	timer := time.NewTimer(e.Start)
+	defer timer.Stop()
+	select {
+	case <-server.Server.ReadyNotify():
+		m.Etcd = &Etcd{client: v3client.New(server.Server)}
+		return m, nil
+	case <-server.Server.StopNotify():
+		err = errors.New("it stopped while starting")
+	case err = <-server.Err():
+	case <-timer.C:
+		err = fmt.Errorf("it was not ready after %v", e.Start)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())
+}
+
+func (e Embedded) config(log zerolog.Logger) *embed.Config {
+	cfg := embed.NewConfig()
+	client, peer := listenURL(e.Client), listenURL(e.Peer)
+	cfg.Name = "runnel"
+	cfg.Dir = e.Dir
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = peer, peer
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	cfg.InitialClusterToken = "runnel"
+	cfg.AutoCompactionMode = embed.CompactorModePeriodic
+	cfg.AutoCompactionRetention = e.Compact.String()
+	cfg.QuotaBackendBytes = e.QuotaSize
+	cfg.TickMs = uint(e.Tick.Milliseconds())          //nolint:gosec // validated
+	cfg.ElectionMs = uint(10 * e.Tick.Milliseconds()) //nolint:gosec // validated
+	cfg.EnableGRPCGateway = false                     // nobody asked for an HTTP API
+	cfg.HostWhitelist = map[string]struct{}{"127.0.0.1": {}, "localhost": {}, "::1": {}}
+	cfg.CORS = map[string]struct{}{}
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapLogger(log))
+	return cfg
+}
+
+func listenURL(addr string) []url.URL {
+	return []url.URL{{Scheme: "http", Host: addr}}
+}
+
+// Err tells when the member failed.
+func (m *Member) Err() <-chan error { return m.server.Err() }
+
+// Stopped is closed when the member has stopped.
+func (m *Member) Stopped() <-chan struct{} { return m.server.Server.StopNotify() }
+
+// ClientAddr returns where the member serves clients.
+func (m *Member) ClientAddr() net.Addr { return m.server.Clients[0].Addr() }
+
+// Close ends the member. What was committed is on disk.
+func (m *Member) Close() error {
+	var err error
+	if m.Etcd != nil {
+		err = m.Etcd.Close()
+	}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(done)
+		m.server.Close()
+	})
+	timer := time.NewTimer(m.stop)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return err
+	case <-timer.C:
+		return errors.Join(err, fmt.Errorf("etcd did not stop within %v", m.stop))
+	}
+}
