@@ -64,8 +64,8 @@ func (c *Codec) Compress(dst []byte, compression Compression, level int, src []b
 }
 
 // Decompress returns what payload holds, at most limit bytes of it, in dst's memory where that is large enough and in new
-// memory otherwise. It takes exactly one frame or member and nothing behind it, and never allocates more than limit and a
-// few bytes, nor more than payload could expand to.
+// memory otherwise. It takes exactly one frame or member and nothing behind it. What it allocates grows with what payload
+// can expand to, and stops near limit (for zstd: near limit or 8 MiB, whichever is more).
 //
 // The errors are ErrCorruptBatch, ErrTooLarge when there would be more than limit bytes, and ErrUnsupportedCompression.
 func (c *Codec) Decompress(dst []byte, compression Compression, payload []byte, limit int) ([]byte, error) {

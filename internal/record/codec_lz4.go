@@ -35,10 +35,9 @@ func (c *Codec) compressLZ4(dst []byte, level int, src []byte) ([]byte, error) {
 	}
 	out := appendWriter{b: dst}
 	w.Reset(&out)
-	compression := lz4.Fast
-	if level > 0 {
-		compression = lz4.CompressionLevel(1 << (8 + level - 1))
-	}
+	compression := [levels]lz4.CompressionLevel{
+		lz4.Fast, lz4.Level1, lz4.Level2, lz4.Level3, lz4.Level4, lz4.Level5, lz4.Level6, lz4.Level7, lz4.Level8, lz4.Level9,
+	}[level]
 	// Without its own checksum: the payload CRC covers the frame.
 	err := w.Apply(lz4.CompressionLevelOption(compression), lz4.ConcurrencyOption(1), lz4.ChecksumOption(false),
 		lz4.BlockSizeOption(lz4BlockFor(len(src))), lz4.SizeOption(uint64(len(src))))

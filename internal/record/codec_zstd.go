@@ -2,7 +2,6 @@ package record
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -37,35 +36,38 @@ func (c *Codec) compressZstd(dst []byte, level int, src []byte) ([]byte, error) 
 	return dst, nil
 }
 
+// A zstdReader stops once it has decoded limit bytes, or a window where that is more: the library takes no frame whose
+// window is over its memory limit.
+type zstdReader struct {
+	*zstd.Decoder
+
+	limit int
+}
+
 func (c *Codec) decompressZstd(dst, payload []byte, limit int) ([]byte, error) {
 	size, err := zstdBound(payload)
 	if err != nil {
 		return nil, err
 	}
-	r, _ := c.zstdReaders.Get().(*zstd.Decoder)
-	if r == nil {
-		r, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(zstdWindow),
-			zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
+	r, _ := c.zstdReaders.Get().(*zstdReader)
+	if r == nil || r.limit != limit {
+		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(zstdWindow),
+			zstd.WithDecoderMaxMemory(uint64(max(limit, zstdWindow))), zstd.WithDecoderLowmem(true))
 		if err != nil {
-			return nil, fmt.Errorf("make a zstd decoder: %w", err)
+			return nil, unsupported(CompressionZstd, "%v", err)
 		}
+		r = &zstdReader{Decoder: d, limit: limit}
 	}
 	defer c.zstdReaders.Put(r)
-	// The decoder stops at the capacity, which must therefore be what is asked for and not what dst happens to have.
-	size = min(size, limit)
-	buf := room(dst, size)
-	out, err := r.DecodeAll(payload, buf[:0:size])
+	out, err := r.DecodeAll(payload, room(dst, min(size, limit+2*zstdBlock)))
 	switch {
-	case err == nil:
-		return out, nil
-	case isZstdTooLarge(err):
+	case errors.Is(err, zstd.ErrDecoderSizeExceeded) || (err == nil && len(out) > limit):
 		return nil, tooLargeSet(limit)
-	default:
+	case err != nil:
 		return nil, corruptPayload(CompressionZstd, "cannot be decompressed: %v", err)
 	}
+	return out, nil
 }
-
-func isZstdTooLarge(err error) bool { return errors.Is(err, zstd.ErrDecoderSizeExceeded) }
 
 // zstdBound walks over the blocks of the one frame that payload must be, and returns the most bytes it can stand for.
 func zstdBound(payload []byte) (int, error) {

@@ -64,6 +64,9 @@ func NewIterator(codec *Codec) *Iterator { return &Iterator{codec: codec} }
 func (it *Iterator) Reset(h Header, payload []byte) {
 	it.header, it.set, it.pos, it.index, it.last, it.err = h, payload, 0, 0, -1, nil
 	it.rec = Record{}
+	if cap(it.scratch) > scratchKept {
+		it.scratch = nil
+	}
 	if h.Compression == CompressionNone {
 		return
 	}
