@@ -105,7 +105,7 @@ func (p *Producer) run(ctx context.Context) {
 		var wait time.Duration
 		if err == nil {
 			err = s.serve(ctx)
-			wait = s.goaway.GetReconnectAfter().AsDuration()
+			wait = rejoinAfter(s.goaway)
 			if s.answered {
 				failures = 0
 			}

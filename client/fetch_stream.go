@@ -1,0 +1,434 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/wire"
+)
+
+const (
+	// progressInterval is how often a broker says something on an idle stream;
+	// one that is silent for three of them is given up.
+	progressInterval = 10 * time.Second
+	// creditShare: credit goes back in parts of at least prefetch/creditShare.
+	creditShare = 4
+)
+
+// A fetchStream is one Fetch stream.
+type fetchStream struct {
+	r      *Reader
+	s      grpc.ClientStream
+	cancel context.CancelCauseFunc
+	over   chan struct{} // closed when nothing more will be received
+	err    error         // why; set before over is closed
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	heard  time.Time
+	any    bool
+	goaway *runnelv1.Goaway
+}
+
+// run keeps a stream open while there is something to read.
+func (r *Reader) run(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; {
+		if !r.active() {
+			select {
+			case <-r.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		s, err := r.open(ctx)
+		var wait time.Duration
+		if err == nil {
+			err = s.serve(ctx)
+			wait = rejoinAfter(s.goaway)
+			if s.any {
+				failures = 0
+			}
+		}
+		if err != nil {
+			failures++
+			wait = max(wait, backoffFor(failures))
+			if r.failed(err) {
+				return
+			}
+		}
+		if wait > 0 {
+			pause(ctx, wait)
+		}
+	}
+}
+
+// active reports whether any partition is to be read now.
+func (r *Reader) active() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range r.parts {
+		if a.wanted() {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *assigned) wanted() bool { return !a.paused && !a.ended }
+
+// failed takes note of a broken stream. It is true when reading is over.
+func (r *Reader) failed(err error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if r.failing.IsZero() {
+		r.failing = now
+	}
+	switch {
+	case refusesStream(err), hasCode(err, codes.InvalidArgument):
+		r.err = err
+	case r.o.retryTimeout > 0 && now.Sub(r.failing) >= r.o.retryTimeout:
+		r.err = fmt.Errorf("tried for %v: %w", r.o.retryTimeout, err)
+	default:
+		return false
+	}
+	r.changedLocked()
+	return true
+}
+
+func hasCode(err error, c codes.Code) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Code == c
+}
+
+func (r *Reader) open(ctx context.Context) (*fetchStream, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	cs, err := r.c.stream(ctx, runnelv1.LogService_Fetch_FullMethodName)
+	if err != nil {
+		cancel(err)
+		return nil, rpcError(err)
+	}
+	return &fetchStream{r: r, s: cs, cancel: cancel, over: make(chan struct{}), heard: time.Now()}, nil
+}
+
+// serve reads until the stream ends. It returns nil after a planned end.
+func (s *fetchStream) serve(ctx context.Context) error {
+	var receiver sync.WaitGroup
+	receiver.Go(s.receive)
+	cause := s.send(ctx)
+	s.cancel(cause)
+	receiver.Wait()
+	switch {
+	case ctx.Err() != nil || cause == nil:
+		return nil
+	case errors.Is(cause, errStreamSilent):
+		return cause
+	case s.err == nil:
+		return errStreamEnded
+	}
+	return s.err
+}
+
+// send tells the broker what to send. It returns nil when the stream is not
+// needed any more, and else why it is given up.
+func (s *fetchStream) send(ctx context.Context) error {
+	alive := time.NewTicker(keepAliveAfter / 4)
+	defer alive.Stop()
+	req, sent := s.r.opening(), time.Now()
+	for {
+		if req != nil {
+			if err := s.s.SendMsg(req); err != nil {
+				<-s.over
+				return err
+			}
+			req, sent = nil, time.Now()
+		}
+		select {
+		case <-s.r.wake:
+			if !s.r.active() {
+				return nil
+			}
+			req = s.r.edits()
+		case <-s.over:
+			if s.leaving() {
+				return nil
+			}
+			return errStreamEnded
+		case <-ctx.Done():
+			return nil
+		case now := <-alive.C:
+			if s.silent(now) >= 3*progressInterval {
+				return errStreamSilent
+			}
+			if now.Sub(sent) >= keepAliveAfter {
+				req = &runnelv1.FetchRequest{}
+			}
+		}
+	}
+}
+
+// rejoinAfter is when to open the next stream after a planned end.
+func rejoinAfter(g *runnelv1.Goaway) time.Duration {
+	if g == nil {
+		return 0
+	}
+	return max(g.GetReconnectAfter().AsDuration(), firstBackoff)
+}
+
+func (s *fetchStream) silent(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Sub(s.heard)
+}
+
+// leaving reports whether the broker announced the end.
+func (s *fetchStream) leaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.goaway != nil
+}
+
+// opening returns the first request of a stream, with all partitions wanted.
+func (r *Reader) opening() *runnelv1.FetchRequest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	credit := int64(r.o.prefetch) - r.queued
+	r.credit = 0
+	if credit < 1 {
+		// What is queued is over the bound: a stream begins with at least 1,
+		// and gets the rest back later.
+		r.credit, credit = credit-1, 1
+	}
+	most := int32(min(max(r.o.prefetch/creditShare, minResponse), maxResponse))
+	req := &runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{
+		Format: runnelv1.FetchFormat_FETCH_FORMAT_BATCHES, Follow: true, Isolation: r.o.isolation,
+		MaxResponseBytes: &most, InitialCreditBytes: &credit, ProgressInterval: durationpb.New(progressInterval),
+	}}
+	r.removed = nil
+	for _, a := range r.parts {
+		a.sent, a.dirty = a.wanted(), false
+		if a.sent {
+			req.Partitions = append(req.Partitions, a.request())
+		}
+	}
+	return req
+}
+
+// edits returns what has changed since the last request; nil for nothing.
+func (r *Reader) edits() *runnelv1.FetchRequest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	req := &runnelv1.FetchRequest{}
+	for _, key := range r.removed {
+		req.Remove = append(req.Remove, key.ref())
+	}
+	r.removed = nil
+	for _, a := range r.parts {
+		if !a.dirty {
+			continue
+		}
+		a.dirty = false
+		switch {
+		case a.wanted():
+			a.sent = true
+			req.Partitions = append(req.Partitions, a.request())
+		case a.sent:
+			a.sent = false
+			req.Remove = append(req.Remove, a.ref())
+		}
+	}
+	if r.credit >= int64(r.o.prefetch/creditShare) {
+		req.CreditBytes, r.credit = r.credit, 0
+	}
+	if len(req.Remove)+len(req.Partitions) == 0 && req.CreditBytes == 0 {
+		return nil
+	}
+	return req
+}
+
+func (k partitionKey) ref() *runnelv1.PartitionRef {
+	return &runnelv1.PartitionRef{Topic: k.topic, Partition: &k.partition}
+}
+
+func (a *assigned) request() *runnelv1.FetchPartition {
+	f := &runnelv1.FetchPartition{Topic: a.topic, Partition: &a.partition, Tag: a.tag.Load()}
+	if a.id != "" {
+		f.TopicId = &a.id
+	}
+	if a.next == noOffset {
+		f.Start = &runnelv1.FetchPartition_Position{Position: runnelv1.Position_POSITION_EARLIEST}
+	} else {
+		f.Start = &runnelv1.FetchPartition_Offset{Offset: a.next}
+	}
+	if a.stop != noOffset {
+		f.StopOffset = &a.stop
+	}
+	if a.epoch != noOffset {
+		f.LastEpoch = &a.epoch
+	}
+	return f
+}
+
+// receive takes responses until the stream ends.
+func (s *fetchStream) receive() {
+	defer close(s.over)
+	var msg wire.Message
+	for {
+		if err := s.s.RecvMsg(&msg); err != nil {
+			if !errors.Is(err, io.EOF) {
+				s.err = rpcError(err)
+			}
+			return
+		}
+		buf := msg.Copy(s.r.c.pool, 0)
+		var f wire.FetchedBatches
+		if err := f.Parse(*buf, 0, len(*buf)); err != nil {
+			s.err = fmt.Errorf("the broker's response cannot be read: %w", err)
+			s.cancel(s.err)
+			return
+		}
+		s.mu.Lock()
+		s.heard, s.any = time.Now(), true
+		if f.Goaway != nil {
+			s.goaway = f.Goaway
+		}
+		s.mu.Unlock()
+		s.r.take(buf, f)
+		if f.Goaway != nil && !f.Goaway.GetFinal() {
+			// Everything is resumed by offset: there is nothing to wait for.
+			s.cancel(nil)
+		}
+	}
+}
+
+// take queues a response for Poll.
+func (r *Reader) take(buf *[]byte, f wire.FetchedBatches) {
+	b, epoch := r.newBatch(buf, f)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failing = time.Time{}
+	r.queued += b.size
+	a := r.parts[partitionKey{string(f.Topic), f.Partition}]
+	if a == nil || a.tag.Load() != f.Tag || r.closed || f.Partition == wire.None {
+		r.releaseLocked(b)
+		return
+	}
+	b.a, b.tag = a, f.Tag
+	if f.Error != nil {
+		r.troubleLocked(b, itemError(f.Error))
+		return
+	}
+	a.attempts, a.failing = 0, time.Time{}
+	b.from, b.stop = max(a.next, 0), a.stop
+	moved := f.NextOffset != wire.None && f.NextOffset != a.next
+	if moved {
+		a.next = f.NextOffset
+	}
+	b.next = a.next
+	b.pos.Store(b.from)
+	if epoch != noOffset {
+		a.epoch = epoch
+	}
+	if f.End || a.stop != noOffset && a.next >= a.stop {
+		a.ended, a.sent = true, !f.End && a.sent
+		a.dirty = a.sent
+		poke(r.wake)
+	}
+	if f.Batches == 0 && !moved && !f.End {
+		r.releaseLocked(b)
+		return
+	}
+	r.queue = append(r.queue, b)
+	r.changedLocked()
+}
+
+// troubleLocked decides what an error of a partition means.
+func (r *Reader) troubleLocked(b *Batch, err error) {
+	a := b.a
+	a.sent = false
+	now := time.Now()
+	if a.failing.IsZero() {
+		a.failing = now
+	}
+	a.attempts++
+	hopeless := r.o.retryTimeout > 0 && now.Sub(a.failing) >= r.o.retryTimeout
+	switch {
+	case Retriable(err) && !hopeless:
+		r.releaseLocked(b)
+		tag := a.tag.Load()
+		time.AfterFunc(max(backoffFor(a.attempts), retryAfter(err)), func() { r.again(a, tag) })
+		return
+	case r.resetLocked(a, err):
+		r.releaseLocked(b)
+		a.dirty = true
+		poke(r.wake)
+		return
+	}
+	a.ended = true
+	b.err = err
+	r.queue = append(r.queue, b)
+	r.changedLocked()
+}
+
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.RetryAfter
+	}
+	return 0
+}
+
+// again asks for a partition once more, unless it was moved meanwhile.
+func (r *Reader) again(a *assigned, tag uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a.tag.Load() != tag {
+		return
+	}
+	a.dirty = true
+	poke(r.wake)
+}
+
+// resetLocked applies the policy to a place that is not in the log. It is false
+// when the policy is to fail, or err is another one.
+func (r *Reader) resetLocked(a *assigned, err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || r.o.reset == ResetFail || !errors.Is(err, ErrOffsetOutOfRange) && !errors.Is(err, ErrLogTruncated) {
+		return false
+	}
+	end, hasEnd := e.Int("endOffset")
+	if hw, ok := e.Int("highWatermark"); ok && !hasEnd {
+		end, hasEnd = hw, true
+	}
+	start, hasStart := e.Int("logStartOffset")
+	to := int64(noOffset)
+	switch {
+	case r.o.reset == ResetEarliest && hasStart:
+		to = start
+	case r.o.reset == ResetEarliest:
+		to = noOffset // EARLIEST, as the broker finds it
+	case !hasEnd:
+		return false
+	case r.o.reset == ResetNearest && hasStart && a.next < start:
+		to = start
+	default:
+		to = end
+	}
+	if to == a.next {
+		return false // it would be refused again
+	}
+	a.next, a.epoch = to, noOffset
+	if len(r.queue) == 0 {
+		a.pos = to
+	}
+	return true
+}

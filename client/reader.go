@@ -1,0 +1,466 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// A Reader reads partitions, without a group: it is told which, and where to
+// begin. It fetches ahead, as far as [Prefetch] allows, and survives broken
+// connections without losing or repeating a record.
+//
+// One goroutine at a time may call Poll or walk over Records; everything else
+// is safe for concurrent use.
+type Reader struct {
+	c     *Client
+	o     readerOptions
+	codec *record.Codec
+	// wake tells the goroutine of the stream that there is something to send.
+	wake    chan struct{}
+	closing chan struct{}
+	stop    context.CancelFunc
+	spawn   func()
+	worker  sync.WaitGroup
+	batches sync.Pool // of *Batch
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	parts map[partitionKey]*assigned
+	// removed are those that the stream is still to be told of.
+	removed []partitionKey
+	queue   []*Batch
+	queued  int64 // bytes in queue, and in the batch that is being read
+	// credit is what may be given to the broker, beside what was given.
+	credit  int64
+	arrived chan struct{} // closed and replaced when queue, parts or err change
+	current *Batch        // the batch last returned; its buffers are in use
+	resume  bool          // Records was left in the middle of current
+	begun   bool
+	closed  bool
+	err     error // ends all reading
+	failing time.Time
+}
+
+type partitionKey struct {
+	topic     string
+	partition int32
+}
+
+// An assigned partition is one that is being read. The reader's mu guards it.
+type assigned struct {
+	partitionKey
+
+	id    string // of the topic; "" while not known
+	start Start  // for next == noOffset: EARLIEST
+	// next is the offset to fetch next, pos the one to hand out next; noOffset
+	// until known. Invariant: pos <= next.
+	next, pos int64
+	stop      int64 // first offset not wanted; noOffset: none
+	epoch     int64 // of the last record fetched; noOffset: none
+	// tag tells what was asked for since the last seek from what was before. It
+	// is changed under mu only.
+	tag    atomic.Uint64
+	paused bool
+	ended  bool // nothing more will come: it was read to its stop, or failed
+	// sent is whether the stream knows of it; dirty, that it must be told.
+	sent, dirty bool
+	attempts    int
+	failing     time.Time
+}
+
+// NewReader returns a reader of nothing; see Assign.
+func (c *Client) NewReader(opts ...ReaderOption) (*Reader, error) {
+	o, err := newReaderOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{
+		c: c, o: o, codec: record.NewCodec(),
+		wake: make(chan struct{}, 1), closing: make(chan struct{}), arrived: make(chan struct{}),
+		parts: map[partitionKey]*assigned{},
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	r.spawn = func() { r.worker.Go(func() { r.run(ctx) }) }
+	return r, nil
+}
+
+// An Assignment says what to read.
+type Assignment struct {
+	// Topic is the topic's name.
+	Topic string
+	// Partition is its number; [AnyPartition] stands for all that the topic
+	// has at present.
+	Partition int32
+	// Start is where to begin; the zero value is [Earliest].
+	Start Start
+	// Stop is the first offset not wanted; 0: read on for ever.
+	Stop int64
+	// AtEnd stops at the end as it is at the time of Assign.
+	AtEnd bool
+}
+
+// Assign adds partitions to read, or moves those that are being read. When it
+// returns, the places to begin and to stop are fixed: a record that is stored
+// later is after [Latest] and after the end.
+func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
+	var (
+		ls    []*lookup
+		stops []int64
+	)
+	for _, a := range as {
+		if err := a.Start.check(); err != nil {
+			return err
+		}
+		if a.Stop < 0 {
+			return fmt.Errorf("stop at offset %d: want 0, for none, or more", a.Stop)
+		}
+		parts := []int32{a.Partition}
+		id := ""
+		if a.Partition == AnyPartition {
+			n, topicID, err := r.c.partitions(ctx, a.Topic)
+			if err != nil {
+				return err
+			}
+			id, parts = topicID, numbers(n)
+		}
+		for _, n := range parts {
+			ls = append(ls, &lookup{topic: a.Topic, id: id, partition: n, start: a.Start, atEnd: a.AtEnd})
+			stops = append(stops, a.Stop)
+		}
+	}
+	if err := r.c.resolveAll(ctx, ls, r.o.isolation); err != nil {
+		return fmt.Errorf("assign: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return ErrClosed
+	}
+	for i, l := range ls {
+		r.placeLocked(l, stops[i])
+	}
+	if !r.begun {
+		r.begun = true
+		r.spawn()
+	}
+	r.changedLocked()
+	return nil
+}
+
+func numbers(n int32) []int32 {
+	all := make([]int32, n)
+	for i := range all {
+		all[i] = int32(i)
+	}
+	return all
+}
+
+// placeLocked adds a partition, or moves it.
+func (r *Reader) placeLocked(l *lookup, stop int64) {
+	key := partitionKey{l.topic, l.partition}
+	a := r.parts[key]
+	if a == nil {
+		a = &assigned{partitionKey: key}
+		r.parts[key] = a
+	}
+	a.id, a.start = l.id, l.start
+	a.stop = noOffset
+	if stop > 0 {
+		a.stop = stop
+	}
+	if l.end != noOffset && (a.stop == noOffset || l.end < a.stop) {
+		a.stop = l.end
+	}
+	r.moveLocked(a, l.from)
+}
+
+// moveLocked makes a go on at an offset; noOffset: at its beginning.
+func (r *Reader) moveLocked(a *assigned, offset int64) {
+	r.dropLocked(a)
+	a.next, a.pos, a.epoch = offset, offset, noOffset
+	a.ended = a.stop != noOffset && offset >= a.stop || a.stop == 0
+	a.attempts, a.failing = 0, time.Time{}
+	a.dirty = true
+}
+
+// dropLocked forgets what was fetched of a and not handed out.
+func (r *Reader) dropLocked(a *assigned) {
+	a.tag.Add(1)
+	kept := r.queue[:0]
+	for _, b := range r.queue {
+		if b.a == a {
+			r.releaseLocked(b)
+			continue
+		}
+		kept = append(kept, b)
+	}
+	clear(r.queue[len(kept):])
+	r.queue = kept
+	if r.current != nil && r.current.a == a {
+		r.resume = false
+	}
+}
+
+// changedLocked wakes whoever waits for a change.
+func (r *Reader) changedLocked() {
+	close(r.arrived)
+	r.arrived = make(chan struct{})
+	poke(r.wake)
+}
+
+// Seek makes a partition that is being read go on at another place. Records
+// that were fetched and not handed out are forgotten. Stop stays as it is.
+func (r *Reader) Seek(ctx context.Context, topic string, partition int32, to Start) error {
+	if err := to.check(); err != nil {
+		return err
+	}
+	l := &lookup{topic: topic, partition: partition, start: to}
+	if err := r.c.resolveAll(ctx, []*lookup{l}, r.o.isolation); err != nil {
+		return fmt.Errorf("seek: %w", err)
+	}
+	return r.edit(topic, partition, func(a *assigned) {
+		a.start = to
+		r.moveLocked(a, l.from)
+	})
+}
+
+// Pause stops reading a partition until Resume. What was fetched of it and not
+// handed out is fetched again then.
+func (r *Reader) Pause(topic string, partition int32) error {
+	return r.edit(topic, partition, func(a *assigned) {
+		if a.paused {
+			return
+		}
+		a.paused, a.dirty = true, true
+		r.rewindLocked(a)
+	})
+}
+
+// rewindLocked goes back to what has been handed out.
+func (r *Reader) rewindLocked(a *assigned) {
+	pos := r.positionLocked(a)
+	r.dropLocked(a)
+	if pos != a.next {
+		// What is in the log at pos has been read before: of which epoch it
+		// was is not known here.
+		a.epoch = noOffset
+	}
+	a.next, a.pos = pos, pos
+	a.ended = a.stop != noOffset && pos >= a.stop
+}
+
+// Resume goes on with a partition where it was when it was paused.
+func (r *Reader) Resume(topic string, partition int32) error {
+	return r.edit(topic, partition, func(a *assigned) {
+		if a.paused {
+			a.paused, a.dirty = false, true
+			a.tag.Add(1)
+		}
+	})
+}
+
+// Remove stops reading a partition for good.
+func (r *Reader) Remove(topic string, partition int32) error {
+	return r.edit(topic, partition, func(a *assigned) {
+		r.dropLocked(a)
+		delete(r.parts, a.partitionKey)
+		if a.sent {
+			r.removed = append(r.removed, a.partitionKey)
+		}
+	})
+}
+
+func (r *Reader) edit(topic string, partition int32, f func(*assigned)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.parts[partitionKey{topic, partition}]
+	if r.closed {
+		return ErrClosed
+	}
+	if a == nil {
+		return fmt.Errorf("%s/%d is not assigned to this reader", topic, partition)
+	}
+	f(a)
+	r.changedLocked()
+	return nil
+}
+
+// Position returns the offset of a partition's record that is handed out next,
+// to store it and go on there another time. It is false for one that is not
+// assigned, or that began at [Earliest] and has not handed out anything.
+func (r *Reader) Position(topic string, partition int32) (int64, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.parts[partitionKey{topic, partition}]
+	if a == nil {
+		return 0, false
+	}
+	pos := r.positionLocked(a)
+	return pos, pos != noOffset
+}
+
+func (r *Reader) positionLocked(a *assigned) int64 {
+	if r.current != nil && r.current.a == a && r.current.tag == a.tag.Load() && r.resume {
+		return r.current.pos.Load()
+	}
+	return a.pos
+}
+
+// Poll returns the next records, all of one partition, and waits for them until
+// ctx ends. They are good until the next call of Poll, or step of Records, or
+// Close: see [Record.Clone].
+//
+// The error is [io.EOF] when every partition has been read to its stop, and a
+// [*PartitionError] when one of them cannot be read on; the others go on with
+// the next call.
+func (r *Reader) Poll(ctx context.Context) (*Batch, error) {
+	for {
+		r.mu.Lock()
+		if r.resume {
+			r.resume = false
+			r.current.a.pos = r.current.next
+			b := r.current
+			r.mu.Unlock()
+			return b, nil
+		}
+		b, err := r.takeLocked()
+		arrived := r.arrived
+		r.mu.Unlock()
+		if b != nil || err != nil {
+			return b, err
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// takeLocked returns the next batch with records, or what ends the wait for
+// one.
+func (r *Reader) takeLocked() (*Batch, error) {
+	if b := r.current; b != nil {
+		if b.bad != nil && b.tag == b.a.tag.Load() {
+			// Nothing after damage is handed out as if nothing were missing.
+			r.dropLocked(b.a)
+			b.a.pos, b.a.ended, b.a.dirty = b.pos.Load(), true, true
+			poke(r.wake)
+		}
+		r.releaseLocked(b)
+		r.current = nil
+	}
+	for len(r.queue) > 0 {
+		b := r.queue[0]
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
+		if b.err != nil {
+			r.releaseLocked(b)
+			return nil, &PartitionError{Topic: b.a.topic, Partition: b.a.partition, Err: b.err}
+		}
+		b.a.pos = b.next
+		if b.fetched.Batches == 0 { // it only moves the position
+			r.releaseLocked(b)
+			continue
+		}
+		r.current = b
+		return b, nil
+	}
+	switch {
+	case r.closed:
+		return nil, ErrClosed
+	case r.err != nil:
+		return nil, r.err
+	case r.doneLocked():
+		return nil, io.EOF
+	}
+	return nil, nil
+}
+
+// doneLocked reports whether every partition has ended, and there is one.
+func (r *Reader) doneLocked() bool {
+	for _, a := range r.parts {
+		if !a.ended {
+			return false
+		}
+	}
+	return len(r.parts) > 0
+}
+
+// Records walks over the records of all partitions as they come, those of a
+// partition in order. Each record is good until the next step: see
+// [Record.Clone]. The walk ends when every partition has been read to its
+// stop; with an error that is not a [*PartitionError], such as that of ctx; or
+// when the loop is left, and the next walk goes on with the record after.
+func (r *Reader) Records(ctx context.Context) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		for {
+			b, err := r.Poll(ctx)
+			switch {
+			case errors.Is(err, io.EOF):
+				return
+			case err != nil:
+				_, one := errors.AsType[*PartitionError](err)
+				if !yield(Record{}, err) || !one {
+					return
+				}
+				continue
+			}
+			if !r.walk(b, yield) {
+				return
+			}
+		}
+	}
+}
+
+// walk yields the records of b that were not yet; false when the loop was left.
+func (r *Reader) walk(b *Batch, yield func(Record, error) bool) bool {
+	r.mu.Lock()
+	r.resume = true
+	r.mu.Unlock()
+	for b.Next() {
+		if !yield(b.rec, nil) {
+			return false
+		}
+		if b.tag != b.a.tag.Load() {
+			break // it was moved by the loop's body
+		}
+	}
+	r.mu.Lock()
+	r.resume = false
+	r.mu.Unlock()
+	if err := b.Err(); err != nil {
+		return yield(Record{}, err)
+	}
+	return true
+}
+
+// Close ends the reader. A Poll that waits returns [ErrClosed].
+func (r *Reader) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	close(r.closing)
+	for _, b := range r.queue {
+		r.releaseLocked(b)
+	}
+	r.queue, r.resume = nil, false
+	r.changedLocked()
+	r.mu.Unlock()
+	r.stop()
+	r.worker.Wait()
+	return nil
+}
