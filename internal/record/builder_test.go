@@ -73,7 +73,7 @@ func TestBuilder_refuses(t *testing.T) {
 		{"an empty header key", k, nil, []HeaderKV{{Key: "a"}, {Key: ""}}, 0, ErrInvalidRecord, "header 1"},
 		{"a header key that is not UTF-8", k, nil, []HeaderKV{{Key: "\xff"}}, 0, ErrInvalidRecord, "header 0"},
 		{"a time too far away", k, nil, nil, math.MinInt64, ErrInvalidRecord, "too far from"},
-		{"a record over the limit", k, make([]byte, 96), nil, 0, ErrTooLarge, "it takes 101 bytes"},
+		{"a record over the limit", k, make([]byte, 96), nil, 0, ErrTooLarge, "it takes 103 bytes"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
