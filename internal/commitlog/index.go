@@ -1,0 +1,329 @@
+package commitlog
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// indexTailMax is how many entries wait in memory before they are written.
+const indexTailMax = 512
+
+// An index finds batches of one segment by offset and by time. Its older
+// entries are on the disk and read when they are needed; the latest wait in
+// memory. Which batches have an entry is a function of the segment's bytes and
+// the interval alone: the first one that begins at least an interval after
+// the batch of the entry before. The first batch has none; it is at 0.
+//
+// The file is a cache: it is believed only as far as its checksums go, and
+// made anew otherwise. It is only ever appended to after a truncation was
+// synced, so that no stale entry with a right checksum can come back.
+type index struct {
+	base record.Offset
+	file *handle
+	// turn is held while the file is changed.
+	turn turn
+
+	// state is what readers search. It is replaced under mu.
+	state atomic.Pointer[indexState]
+
+	// mu guards changes of state, and the fields below.
+	mu sync.Mutex
+	// last is where the batch of the latest entry begins, 0 without one.
+	last int64
+}
+
+// indexState is immutable. A tail only grows beyond the length that a state
+// has, so states share their array.
+type indexState struct {
+	// interval is that of the file once there is one.
+	interval int
+	// disk counts the entries in the file, tail has those after them.
+	disk int
+	tail []entry
+	// made says that the file is there and has its header.
+	made bool
+}
+
+func newIndex(fsys vfs.FS, path string, base record.Offset, interval int, idle *idleSet) *index {
+	x := &index{base: base, file: &handle{fs: fsys, path: path, idle: idle}, turn: newTurn()}
+	x.state.Store(&indexState{interval: interval})
+	return x
+}
+
+// first is where the search begins when no entry helps.
+func (x *index) first() entry { return entry{offset: x.base, maxTimestamp: noTimestamp} }
+
+// note offers the batch at pos an entry; maxTimestamp is that of the batches
+// before it. Only the log's writer calls it. It reports whether the tail is
+// long enough to be written.
+func (x *index) note(offset record.Offset, pos, maxTimestamp int64) (full bool) {
+	s := x.state.Load()
+	if pos-x.last < int64(s.interval) {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	s = x.state.Load()
+	x.last = pos
+	next := *s
+	next.tail = append(s.tail, entry{offset, pos, maxTimestamp})
+	x.state.Store(&next)
+	return len(next.tail) >= indexTailMax
+}
+
+// flush writes the tail, and the header of a new file.
+func (x *index) flush() error {
+	if s := x.state.Load(); s.made && len(s.tail) == 0 {
+		return nil
+	}
+	x.turn.take()
+	defer x.turn.give()
+
+	f, err := x.file.create()
+	if err != nil {
+		return err
+	}
+	defer x.file.release()
+
+	s := x.state.Load()
+	var b []byte
+	if !s.made {
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
+		b = appendIndexHeader(b, x.base, s.interval)
+	}
+	for _, e := range s.tail {
+		b = appendIndexEntry(b, x.base, e)
+	}
+	if _, err := f.WriteAt(b, s.bytes()); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	now := x.state.Load()
+	if now.made != s.made || now.disk != s.disk {
+		return nil // a reader made the index anew meanwhile
+	}
+	x.state.Store(&indexState{
+		interval: s.interval, disk: s.disk + len(s.tail), tail: now.tail[len(s.tail):], made: true,
+	})
+	return nil
+}
+
+// sync makes the file durable. A file that cannot be opened is left to be made
+// anew when it is needed.
+func (x *index) sync() error {
+	if !x.state.Load().made {
+		return nil
+	}
+	f, err := x.file.acquire()
+	if err != nil {
+		return nil //nolint:nilerr // it is a cache
+	}
+	defer x.file.release()
+	return f.Sync()
+}
+
+// search returns the last entry for which before is true, or the first place
+// of the segment. before must be true up to some entry and false after it.
+// errBadIndex means that the index must be made anew.
+func (x *index) search(before func(entry) bool) (entry, error) {
+	s := x.state.Load()
+	if len(s.tail) > 0 && before(s.tail[0]) {
+		i := sort.Search(len(s.tail), func(i int) bool { return !before(s.tail[i]) })
+		return s.tail[i-1], nil
+	}
+	if s.disk == 0 {
+		return x.first(), nil
+	}
+	f, err := x.file.acquire()
+	if err != nil {
+		return entry{}, badIfMissing(err)
+	}
+	defer x.file.release()
+
+	found := x.first()
+	lo, hi := 0, s.disk
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		e, err := readEntry(f, x.base, mid)
+		if err != nil {
+			return entry{}, err
+		}
+		if before(e) {
+			found, lo = e, mid+1
+		} else {
+			hi = mid
+		}
+	}
+	return found, nil
+}
+
+// after returns the first entry that begins after pos.
+func (x *index) after(pos int64) (e entry, ok bool, err error) {
+	s := x.state.Load()
+	f, err := x.file.acquire()
+	if err != nil && s.disk > 0 {
+		return entry{}, false, badIfMissing(err)
+	}
+	if err == nil {
+		defer x.file.release()
+	}
+	var readErr error
+	at := func(i int) entry {
+		if i >= s.disk {
+			return s.tail[i-s.disk]
+		}
+		e, err := readEntry(f, x.base, i)
+		readErr = errors.Join(readErr, err)
+		return e
+	}
+	n := s.disk + len(s.tail)
+	i := sort.Search(n, func(i int) bool { return at(i).pos > pos })
+	if i == n {
+		return entry{}, false, readErr
+	}
+	return at(i), true, readErr
+}
+
+// latest returns the last entry.
+func (x *index) latest() (entry, error) {
+	return x.search(func(entry) bool { return true })
+}
+
+func readEntry(f io.ReaderAt, base record.Offset, i int) (entry, error) {
+	var b [indexEntrySize]byte
+	n, err := f.ReadAt(b[:], int64(indexHeaderSize+i*indexEntrySize))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return entry{}, err
+	}
+	return parseIndexEntry(b[:n], base)
+}
+
+// badIfMissing tells an index that is not there from one that cannot be read.
+func badIfMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return errBadIndex
+	}
+	return err
+}
+
+// load takes over n entries of the file as they are, the first of them if
+// there are more.
+func (x *index) load(interval, n int, last int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	x.last = last
+	x.state.Store(&indexState{interval: interval, disk: n, made: true})
+}
+
+// replace takes over entries that were made from the segment up to upTo;
+// those that the writer has noted after that stay. The file is written by the
+// next flush, from its start.
+func (x *index) replace(interval int, entries []entry, upTo int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	for _, e := range x.state.Load().tail {
+		if e.pos >= upTo {
+			entries = append(entries, e)
+		}
+	}
+	x.last = 0
+	if n := len(entries); n > 0 {
+		x.last = entries[n-1].pos
+	}
+	x.state.Store(&indexState{interval: interval, tail: entries})
+}
+
+// cut drops the entries of batches that begin at pos or after it, and what the
+// file has of them, durably. Only the log's writer calls it, while it
+// truncates.
+func (x *index) cut(pos int64) error {
+	x.turn.take()
+	defer x.turn.give()
+
+	s := x.state.Load()
+	n := sort.Search(len(s.tail), func(i int) bool { return s.tail[i].pos >= pos })
+	next := indexState{interval: s.interval, disk: s.disk, tail: s.tail[:n:n], made: s.made}
+	last := int64(0)
+	if n > 0 {
+		last = s.tail[n-1].pos
+	}
+	if n == 0 && s.disk > 0 {
+		e, count, err := x.countBefore(s.disk, pos)
+		if err != nil {
+			return err
+		}
+		next.disk, last = count, e.pos
+	}
+	x.mu.Lock()
+	x.last = last
+	x.state.Store(&next)
+	x.mu.Unlock()
+	return x.shorten(next.bytes())
+}
+
+// countBefore counts the entries in the file, of n, that begin before pos, and
+// returns the last of them.
+func (x *index) countBefore(n int, pos int64) (last entry, count int, err error) {
+	f, err := x.file.acquire()
+	if err != nil {
+		return entry{}, 0, badIfMissing(err)
+	}
+	defer x.file.release()
+
+	lo, hi := 0, n
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		e, err := readEntry(f, x.base, mid)
+		if err != nil {
+			return entry{}, 0, err
+		}
+		if e.pos < pos {
+			last, lo = e, mid+1
+		} else {
+			hi = mid
+		}
+	}
+	return last, lo, nil
+}
+
+// shorten cuts the file to size bytes, durably, if it is longer.
+func (x *index) shorten(size int64) error {
+	f, err := x.file.acquire()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer x.file.release()
+
+	if have, err := f.Size(); err != nil || have <= size {
+		return err
+	}
+	if err := f.Truncate(size); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// bytes is the size of the file that s describes.
+func (s *indexState) bytes() int64 {
+	if !s.made {
+		return 0
+	}
+	return int64(indexHeaderSize + s.disk*indexEntrySize)
+}

@@ -1,0 +1,376 @@
+package commitlog
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// A Log is the log of one partition. Everything that changes it takes turns;
+// readers wait for nobody. All methods may be called concurrently.
+//
+// Lock order: writing, then syncing, then checkpointing; mu inside any.
+type Log struct {
+	fs     vfs.FS
+	dir    string
+	failed *Failure
+	now    func() time.Time
+	events func(Event)
+	idle   idleSet
+	config atomic.Pointer[Config]
+
+	// view is what readers look at. Only who writes replaces it.
+	view atomic.Pointer[view]
+	// end is the next offset. Readers load it before sizes of segments.
+	end atomic.Int64
+	// durable is the offset below which all is synced. Invariant: <= end,
+	// but for the moment in which a truncation lowers both.
+	durable atomic.Int64
+	// cuts counts truncations. It is raised when end and sizes are lowered
+	// and before any byte changes: a reader that finds it raised reads again.
+	cuts atomic.Uint64
+	// epochs is the history of leader epochs.
+	epochs atomic.Pointer[epochList]
+	// highWatermark is remembered for the checkpoint.
+	highWatermark atomic.Int64
+	// bytesRead counts what recovery and index rebuilding read.
+	bytesRead atomic.Int64
+	closed    atomic.Bool
+
+	// writing is held by who changes the log, and guards writer.
+	writing turn
+	writer  writer
+	// syncing is held by who syncs, or shortens what a sync would cover.
+	syncing turn
+	group   syncGroup
+	// checkpointing is held by who writes side files, and guards kept.
+	checkpointing turn
+	kept          kept
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// unsynced are the segments with bytes that no sync covered, in order,
+	// each with its file acquired. The last one is the active segment, also
+	// when all of it is synced.
+	unsynced []*segment
+	// entriesUnsynced says that files were created that no sync of the
+	// directory covered.
+	entriesUnsynced bool
+}
+
+// A view is an immutable picture of a log.
+type view struct {
+	// segments are in order of their base offsets. Invariant: at least one;
+	// the last one is the active one.
+	segments []*segment
+	start    record.Offset
+	// damage are the offsets that are known to be damaged, in order.
+	damage []Range
+}
+
+func (v *view) active() *segment { return v.segments[len(v.segments)-1] }
+
+// writer is what only the writer touches.
+type writer struct {
+	// lastAppendMs is the last batch's append time, or a floor for the next.
+	lastAppendMs int64
+	// clockWall and clockMono are one moment by both clocks.
+	clockWall int64
+	clockMono time.Time
+}
+
+// kept is what the side files hold.
+type kept struct {
+	checkpoint checkpoint
+	epochs     *epochList // as in the file; compared by identity
+	suspicion  Suspicion
+}
+
+// OpenLog opens the log in dir, and makes it when there is none. It must not
+// be open already. On an error nothing but leftovers of a crash has changed.
+func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recovery, error) {
+	l := &Log{
+		fs: fsys, dir: dir, failed: opts.Failed, now: opts.Now,
+		writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
+	}
+	if l.failed == nil {
+		l.failed = NewFailure()
+	}
+	if l.now == nil {
+		l.now = time.Now
+	}
+	l.SetConfig(cfg)
+	if err := l.failed.Err(); err != nil {
+		return nil, Recovery{}, err
+	}
+	report, err := l.open(opts.Clean)
+	if err != nil {
+		l.abandon()
+		if vfs.IsTooManyFiles(err) && !errors.Is(err, ErrTooManyFiles) {
+			err = fmt.Errorf("%w: %w", ErrTooManyFiles, err)
+		}
+		return nil, Recovery{}, fmt.Errorf("open %s: %w", dir, err)
+	}
+	l.events = opts.OnEvent
+	now := l.now()
+	l.writer.clockWall, l.writer.clockMono = now.UnixMilli(), now
+	return l, report, nil
+}
+
+// SetConfig changes how the log is kept from now on.
+func (l *Log) SetConfig(cfg Config) {
+	cfg = cfg.withDefaults()
+	l.config.Store(&cfg)
+}
+
+// Config returns the configuration in force, defaults filled in.
+func (l *Log) Config() Config { return *l.config.Load() }
+
+// Dir returns the partition's directory.
+func (l *Log) Dir() string { return l.dir }
+
+// Start returns the log start: the first offset that may be read.
+func (l *Log) Start() record.Offset { return l.view.Load().start }
+
+// End returns the next offset to be written.
+func (l *Log) End() record.Offset { return record.Offset(l.end.Load()) }
+
+// Durable returns the offset below which all is synced.
+func (l *Log) Durable() record.Offset { return record.Offset(l.durable.Load()) }
+
+// Size returns the bytes of all segments together.
+func (l *Log) Size() int64 {
+	var n int64
+	for _, s := range l.view.Load().segments {
+		n += s.size.Load()
+	}
+	return n
+}
+
+// Segments returns how many segments there are.
+func (l *Log) Segments() int { return len(l.view.Load().segments) }
+
+// BytesRead returns how many bytes recovery and the making of indexes read
+// since the log was opened.
+func (l *Log) BytesRead() int64 { return l.bytesRead.Load() }
+
+// Damage returns the offsets below the end that are known to be damaged.
+func (l *Log) Damage() []Range { return append([]Range(nil), l.view.Load().damage...) }
+
+// SetHighWatermark remembers hw for the next checkpoint, and that is all.
+// Before the first call a checkpoint keeps the one it was opened with.
+func (l *Log) SetHighWatermark(hw record.Offset) { l.highWatermark.Store(int64(hw)) }
+
+// Suspicion returns why the log may miss what was acknowledged; see
+// [Recovery].
+func (l *Log) Suspicion() Suspicion {
+	l.checkpointing.take()
+	defer l.checkpointing.give()
+	return l.kept.suspicion
+}
+
+// SetSuspicion declares the log suspect, or with [NotSuspect] lifts that when
+// it has caught up or was elected knowingly. It is durable when it returns.
+func (l *Log) SetSuspicion(s Suspicion) error {
+	l.checkpointing.take()
+	defer l.checkpointing.give()
+
+	if err := l.usable(); err != nil {
+		return err
+	}
+	l.kept.suspicion = s
+	return l.checkpointLocked()
+}
+
+// LastEpoch returns the latest leader epoch the log knows, also one without a
+// record, or NoEpoch.
+func (l *Log) LastEpoch() record.Epoch { return l.epochs.Load().last() }
+
+// EpochAt returns the leader epoch of the record at offset, removed ones
+// included, or NoEpoch when the log does not know it.
+func (l *Log) EpochAt(offset record.Offset) record.Epoch { return l.epochs.Load().at(offset) }
+
+// EpochEnd answers where leader epoch e ends in this log: with the largest
+// known epoch that is not above e, and the start of the one after it, or the
+// log's end for the latest. For an e below all known epochs it is e itself and
+// the start of the lowest; without any it is NoEpoch and the end.
+func (l *Log) EpochEnd(e record.Epoch) (epoch record.Epoch, end record.Offset) {
+	end = l.End()
+	return l.epochs.Load().end(e, l.Start(), end)
+}
+
+// StartEpoch lets leader epoch e begin at the log's end, before any record of
+// it. It is ErrStaleEpoch for an epoch below the last one, and changes nothing
+// for the last one itself. Becoming durable before the first record of e is
+// not needed: recovery learns epochs from the batches above the recovery
+// point, and the checkpoint writes the file before it moves that.
+func (l *Log) StartEpoch(e record.Epoch) error {
+	l.writing.take()
+	defer l.writing.give()
+
+	if err := l.usable(); err != nil {
+		return err
+	}
+	return l.startEpochLocked(e, l.End())
+}
+
+func (l *Log) startEpochLocked(e record.Epoch, start record.Offset) error {
+	list := *l.epochs.Load()
+	last := list.last()
+	if e < last || e < 0 {
+		return fmt.Errorf("%w: %d after %d", ErrStaleEpoch, e, last)
+	}
+	if e > last {
+		list = list.begin(e, start)
+		l.epochs.Store(&list)
+	}
+	return nil
+}
+
+// usable returns why the log cannot be used any more.
+func (l *Log) usable() error {
+	if l.closed.Load() {
+		return ErrClosed
+	}
+	return l.failed.Err()
+}
+
+// event tells the owner.
+func (l *Log) event(e Event) {
+	if l.events != nil {
+		l.events(e)
+	}
+}
+
+// check judges the error of an operation that changes a file: what does not
+// say that there is no room fails the root.
+func (l *Log) check(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case vfs.IsNoSpace(err):
+		return fmt.Errorf("%w: %w", ErrStorageFull, err)
+	case vfs.IsTooManyFiles(err):
+		return fmt.Errorf("%w: %w", ErrTooManyFiles, err)
+	case errors.Is(err, errGone), errors.Is(err, errBadIndex), errors.Is(err, ErrStorageFull), errors.Is(err, ErrTooManyFiles):
+		return err
+	default:
+		return l.failed.Set(err)
+	}
+}
+
+// Checkpoint writes down the recovery point, the high watermark and the log
+// start, and the leader epochs and index entries they rely on. It syncs no
+// batches: see Sync. When nothing changed it writes nothing.
+func (l *Log) Checkpoint() error {
+	l.checkpointing.take()
+	defer l.checkpointing.give()
+
+	if err := l.usable(); err != nil {
+		return err
+	}
+	for _, s := range l.view.Load().segments {
+		if err := s.index.flush(); err != nil && !errors.Is(err, errGone) {
+			if err = l.check(err); !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) {
+				return err
+			}
+		}
+	}
+	return l.checkpointLocked()
+}
+
+// checkpointLocked writes the checkpoint if it differs from the one on the
+// disk. It REQUIRES the checkpointing turn.
+func (l *Log) checkpointLocked() error { return l.checkpointFrom(l.Start()) }
+
+// checkpointFrom is checkpointLocked with a log start.
+func (l *Log) checkpointFrom(start record.Offset) error {
+	// The durable mark first: the epochs of all that is below it are in a
+	// list that is loaded later.
+	next := l.kept.checkpoint
+	next.recoveryPoint = record.Offset(l.durable.Load())
+	if err := l.keepEpochs(); err != nil {
+		return err
+	}
+	next.logStart = start
+	next.highWatermark = record.Offset(l.highWatermark.Load())
+	next.suspicion = l.kept.suspicion
+	for _, s := range l.view.Load().segments {
+		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())
+	}
+	if next == l.kept.checkpoint {
+		return nil
+	}
+	next.seq++
+	if err := l.failed.Set(next.write(l.fs, l.dir)); err != nil {
+		return err
+	}
+	l.kept.checkpoint = next
+	return nil
+}
+
+// keepEpochs writes the leader epochs if they changed. It REQUIRES the
+// checkpointing turn.
+func (l *Log) keepEpochs() error {
+	list := l.epochs.Load()
+	if list == l.kept.epochs {
+		return nil
+	}
+	if err := l.check(list.write(l.fs, l.dir)); err != nil {
+		return err
+	}
+	l.kept.epochs = list
+	return nil
+}
+
+// Close makes the log durable, writes the checkpoint that a clean start
+// trusts, and closes the files. Reads that are under way end as they may. A
+// log of a failed root is closed without another word to the disk.
+func (l *Log) Close() error {
+	l.writing.take()
+	defer l.writing.give()
+
+	if l.closed.Load() {
+		return nil
+	}
+	err := l.failed.Err()
+	if err == nil {
+		err = l.Sync()
+	}
+	if err == nil {
+		err = l.Checkpoint()
+	}
+	l.closed.Store(true)
+	l.abandon()
+	return err
+}
+
+// abandon closes all files, and leaves what they hold as it is.
+func (l *Log) abandon() {
+	l.mu.Lock()
+	held := l.unsynced
+	l.unsynced = nil
+	l.mu.Unlock()
+
+	for _, s := range held {
+		s.file.release()
+	}
+	if v := l.view.Load(); v != nil {
+		for _, s := range v.segments {
+			s.retire()
+		}
+	}
+	l.idle.closeAll()
+}
+
+func (l *Log) path(name string) string { return filepath.Join(l.dir, name) }
+
+// maxOffset is the last offset a log can have an end at.
+const maxOffset = record.Offset(math.MaxInt64)

@@ -1,0 +1,173 @@
+package commitlog
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// A FlushMode says when an appended batch counts as kept. The log itself
+// treats all alike: its owner looks at [Log.Durable] or [Log.End], and calls
+// [Log.Sync], by it.
+type FlushMode uint8
+
+// The flush modes.
+const (
+	// FlushAsync leaves batches in the page cache; the root syncs them every
+	// [Config.FlushInterval].
+	FlushAsync FlushMode = iota
+	// FlushSync counts a batch only after an fdatasync covered it.
+	FlushSync
+)
+
+// String returns "async" or "sync".
+func (m FlushMode) String() string {
+	if m == FlushSync {
+		return "sync"
+	}
+	return "async"
+}
+
+// MaxSegmentBytes is the largest segment: a segment file is one Protobuf
+// message, and those end at 2 GiB.
+const MaxSegmentBytes = 1 << 30
+
+// Defaults of [Config].
+const (
+	defaultSegmentAge     = 7 * 24 * time.Hour
+	defaultRetentionTime  = 7 * 24 * time.Hour
+	defaultIndexInterval  = 4096
+	defaultFlushInterval  = time.Second
+	unlimitedRetention    = -1
+	maxIndexIntervalBytes = math.MaxInt32
+)
+
+// Config is how one log is kept. A zero field stands for its default.
+type Config struct {
+	// SegmentBytes is the size a segment is rolled before; a batch larger
+	// than it gets a segment of its own. Default and cap MaxSegmentBytes.
+	SegmentBytes int64
+	// SegmentAge is how long after its first batch's append time a segment is
+	// rolled. Default 7 days.
+	SegmentAge time.Duration
+	// IndexIntervalBytes is how far apart index entries are at least. It is
+	// fixed for a segment when its index is made. Default 4096.
+	IndexIntervalBytes int
+	// RetentionBytes is what retention by size never cuts below; negative is
+	// no limit, and so is the default.
+	RetentionBytes int64
+	// RetentionTime is how old a segment's newest batch must be, by its append
+	// time, for the segment to go; negative is never. Default 7 days.
+	RetentionTime time.Duration
+	// MaxBatchBytes is the largest frame that Append takes. Default and cap
+	// record.MaxFrameSize. What is stored already is not held to it.
+	MaxBatchBytes int
+	// Flush is when an appended batch counts as kept. Default FlushAsync.
+	Flush FlushMode
+	// FlushInterval is how often the root syncs the log. Default 1 s.
+	FlushInterval time.Duration
+}
+
+// withDefaults returns c with its zero fields filled in and the caps applied.
+func (c Config) withDefaults() Config {
+	if c.SegmentBytes <= 0 || c.SegmentBytes > MaxSegmentBytes {
+		c.SegmentBytes = MaxSegmentBytes
+	}
+	if c.SegmentAge <= 0 {
+		c.SegmentAge = defaultSegmentAge
+	}
+	if c.IndexIntervalBytes <= 0 {
+		c.IndexIntervalBytes = defaultIndexInterval
+	}
+	c.IndexIntervalBytes = min(c.IndexIntervalBytes, maxIndexIntervalBytes)
+	if c.RetentionBytes == 0 {
+		c.RetentionBytes = unlimitedRetention
+	}
+	if c.RetentionTime == 0 {
+		c.RetentionTime = defaultRetentionTime
+	}
+	if c.MaxBatchBytes <= 0 || c.MaxBatchBytes > record.MaxFrameSize {
+		c.MaxBatchBytes = record.MaxFrameSize
+	}
+	if c.FlushInterval <= 0 {
+		c.FlushInterval = defaultFlushInterval
+	}
+	return c
+}
+
+// OpenOptions say how a log is opened.
+type OpenOptions struct {
+	// Clean says that the root was shut down in order, so that the
+	// checkpoint, and not a scan, says how far the log goes. When the files
+	// do not bear it out the log is recovered as after a crash.
+	Clean bool
+	// Failed is the latch of the data root; nil is one of the log's own.
+	Failed *Failure
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+	// OnEvent, when not nil, hears of what the log healed or found after it
+	// was opened; [Recovery.Events] has what came before. It must not call
+	// the log.
+	OnEvent func(Event)
+}
+
+// An EventKind says what an [Event] is about.
+type EventKind uint8
+
+// The kinds of events.
+const (
+	// EventIndexRebuilt: an index was missing, short or damaged, and was made
+	// anew from its segment.
+	EventIndexRebuilt EventKind = iota + 1
+	// EventTailCut: the log was cut at the first bad batch above the durable
+	// mark.
+	EventTailCut
+	// EventSetAside: a file that does not belong to the log was renamed.
+	EventSetAside
+	// EventDamage: bytes below the durable mark are damaged, and not served.
+	EventDamage
+	// EventEnvelopeRepaired: the outer tag or length of a sound batch was
+	// damaged, and was written again.
+	EventEnvelopeRepaired
+	// EventEpochsRebuilt: the leader epochs were missing or damaged, and were
+	// made anew from the batches.
+	EventEpochsRebuilt
+	// EventCheckpointLost: there are segments and no checkpoint that can be
+	// read.
+	EventCheckpointLost
+)
+
+// String returns the kind in lower-case words, fit for a log line.
+func (k EventKind) String() string {
+	switch k {
+	case EventIndexRebuilt:
+		return "index rebuilt"
+	case EventTailCut:
+		return "tail cut"
+	case EventSetAside:
+		return "file set aside"
+	case EventDamage:
+		return "damage found"
+	case EventEnvelopeRepaired:
+		return "envelope repaired"
+	case EventEpochsRebuilt:
+		return "leader epochs rebuilt"
+	case EventCheckpointLost:
+		return "checkpoint lost"
+	default:
+		return fmt.Sprintf("event %d", uint8(k))
+	}
+}
+
+// An Event is something an operator should hear of.
+type Event struct {
+	Kind EventKind
+	// Path is the file it is about.
+	Path string
+	// Position is where in that file, in bytes.
+	Position int64
+	// Detail says more, for people.
+	Detail string
+}

@@ -1,0 +1,249 @@
+package commitlog
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// keepMax is how many cut bytes are kept; a longer tail is kept up to it. More
+// than this is not a torn write.
+const keepMax = 64 << 20
+
+// apply makes the files say what was found, and the log go on from there. The
+// checkpoint is written last: a crash before it finds the same again.
+func (r *recovery) apply() error {
+	l := r.l
+	steps := []func() error{
+		r.repairEnvelopes, r.setAside, r.cutTail, r.cleanIndexes, r.removeLeftovers,
+		r.syncScanned, r.adopt, r.remakeIndexes, r.keep,
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return l.check(err)
+		}
+	}
+	return nil
+}
+
+func (r *recovery) repairEnvelopes() error {
+	for _, e := range r.envelopes {
+		f, err := e.segment.file.acquire()
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt(e.bytes, e.pos)
+		e.segment.file.release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setAside renames the segments that do not belong to the log, newest first.
+// Empty ones and indexes go.
+func (r *recovery) setAside() error {
+	l := r.l
+	for _, s := range slices.Backward(r.aside) {
+		s.retire()
+		r.leftovers = append(r.leftovers, filepath.Base(s.index.file.path))
+		name := filepath.Base(s.file.path)
+		if r.fileSize[s] == 0 {
+			r.leftovers = append(r.leftovers, name)
+			continue
+		}
+		if err := l.setAside(name, r.fileSize[s]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cutTail cuts the segment that ends early, and keeps the bytes elsewhere.
+func (r *recovery) cutTail() error {
+	if r.cut == nil {
+		return nil
+	}
+	f, err := r.cut.file.acquire()
+	if err != nil {
+		return err
+	}
+	defer r.cut.file.release()
+
+	pos := r.cut.size.Load()
+	if err := r.keepTail(f, pos); err != nil && !vfs.IsTransient(err) {
+		return err // a full disk must not keep a log from opening
+	}
+	return f.Truncate(pos)
+}
+
+// keepTail copies what is after pos to a file of its own.
+func (r *recovery) keepTail(f vfs.File, pos int64) (err error) {
+	l := r.l
+	tail := make([]byte, min(keepMax, r.fileSize[r.cut]-pos))
+	n, err := f.ReadAt(tail, pos)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	name, err := freeName(l.fs, l.dir, filepath.Base(r.cut.file.path)+keptSuffix)
+	if err != nil {
+		return err
+	}
+	out, err := l.fs.Create(l.path(name))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	if _, err := out.WriteAt(tail[:n], 0); err != nil {
+		return err
+	}
+	return out.Sync()
+}
+
+// cleanIndexes takes from the files of scanned segments what the scan has not
+// taken over: an entry that was right once must not come back later.
+func (r *recovery) cleanIndexes() error {
+	for _, s := range r.dirty {
+		if s.index.file.gone {
+			continue
+		}
+		if err := s.index.shorten(s.index.state.Load().bytes()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *recovery) removeLeftovers() error {
+	for _, name := range r.leftovers {
+		if err := r.l.fs.Remove(r.l.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncScanned makes durable what the scan has read and the steps before have
+// changed. After that the log is durable to its end: the bytes were read with
+// the right checksums, and synced after that.
+func (r *recovery) syncScanned() error {
+	l := r.l
+	if r.report.Clean && len(r.leftovers) == 0 {
+		return nil
+	}
+	for _, s := range r.dirty {
+		if slices.Contains(r.aside, s) {
+			continue
+		}
+		f, err := s.file.acquire()
+		if err != nil {
+			return err
+		}
+		err = f.Sync()
+		s.file.release()
+		if err != nil {
+			return l.failed.Set(err)
+		}
+	}
+	return l.failed.Set(l.fs.SyncDir(l.dir))
+}
+
+// adopt gives the log its segments.
+func (r *recovery) adopt() error {
+	l := r.l
+	l.setEnd(r.next)
+	l.highWatermark.Store(int64(r.kept.highWatermark))
+	segments := r.segments
+	if len(segments) == 0 || r.fresh {
+		s, err := l.createSegment(r.next)
+		if err != nil {
+			return err
+		}
+		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
+			return err
+		}
+		segments = append(segments, s)
+	} else {
+		s := segments[len(segments)-1]
+		if _, err := s.file.acquire(); err != nil {
+			return err
+		}
+		l.hold(s)
+	}
+	l.mu.Lock()
+	l.entriesUnsynced = false
+	l.mu.Unlock()
+	l.view.Store(&view{segments: segments, start: r.kept.logStart, damage: r.damage})
+	l.durable.Store(int64(r.next))
+	l.writer.lastAppendMs = r.kept.lastAppendMs
+	for _, s := range segments {
+		l.writer.lastAppendMs = max(l.writer.lastAppendMs, s.lastAppend.Load())
+	}
+	return nil
+}
+
+// remakeIndexes makes the indexes of sealed segments anew that are missing or
+// have an impossible size. One that is damaged inside shows when it is used.
+func (r *recovery) remakeIndexes() error {
+	l := r.l
+	segments := l.view.Load().segments
+	for _, s := range segments[:len(segments)-1] {
+		if s.index.state.Load().made || slices.Contains(r.dirty, s) {
+			continue
+		}
+		if err := s.remakeIndex(l); err != nil {
+			return err
+		}
+		if err := s.index.flush(); err != nil && !vfs.IsTransient(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// keep writes the side files.
+func (r *recovery) keep() error {
+	l := r.l
+	list := r.epochs.cut(r.next + 1).trim(r.kept.logStart)
+	l.epochs.Store(&list)
+	if slices.Equal(list, r.keptEpochs) {
+		l.kept.epochs = &list
+	}
+	if !slices.Equal(r.damage, r.keptDamage) {
+		if err := writeDamage(l.fs, l.dir, r.damage); err != nil {
+			return err
+		}
+	}
+	l.kept.checkpoint = r.kept
+	l.kept.suspicion = r.report.Suspicion
+	if !r.hasCheckpoint() {
+		c := r.kept
+		c.recoveryPoint = 0
+		c.suspicion = r.report.Suspicion
+		if err := createCheckpoint(l.fs, l.dir, &c); err != nil {
+			return fmt.Errorf("%s: %w", checkpointName, err)
+		}
+		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
+			return err
+		}
+		l.kept.checkpoint = c
+	}
+	err := l.checkpointLocked()
+	if errors.Is(err, ErrStorageFull) {
+		return nil // the next one catches up; until then there is more to scan
+	}
+	return err
+}
+
+// hasCheckpoint reports whether the checkpoint file can be written in place.
+func (r *recovery) hasCheckpoint() bool {
+	_, found, err := readCheckpoint(r.l.fs, r.l.dir)
+	return found && err == nil
+}
+

@@ -1,0 +1,158 @@
+package commitlog
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// clockJump is how far the wall clock may move against the monotonic one
+// between two retention passes.
+const clockJump = time.Hour
+
+// DeleteBefore raises the log start to o, durably, and removes the segments
+// that are wholly below it. The log start may be inside a batch: readers get
+// the whole batch and skip. An o at or below the start changes nothing; one
+// above the end is ErrOutOfRange. The end never changes, also when nothing is
+// left.
+func (l *Log) DeleteBefore(o record.Offset) error {
+	l.writing.take()
+	defer l.writing.give()
+
+	if err := l.usable(); err != nil {
+		return err
+	}
+	_, err := l.deleteBefore(o)
+	return err
+}
+
+// Retain removes the oldest segments that retention lets go, and returns how
+// many. A segment goes when all of it is below hw, and either
+//
+//   - its newest batch was appended more than [Config.RetentionTime] before
+//     nowMs (at exactly that age it stays), or
+//   - what is left without it has at least [Config.RetentionBytes].
+//
+// By time the active segment goes too: a new one is made first. Only append
+// times count, never a record's own timestamp or a file's. A second pass with
+// the same clock removes nothing.
+//
+// It is ErrClockJumped, and nothing is removed, when nowMs has moved by more
+// than an hour against the monotonic clock since the last pass.
+func (l *Log) Retain(nowMs int64, hw record.Offset) (removed int, err error) {
+	l.writing.take()
+	defer l.writing.give()
+
+	if err := l.usable(); err != nil {
+		return 0, err
+	}
+	if err := l.judgeClock(nowMs); err != nil {
+		return 0, err
+	}
+	start, err := l.retainedFrom(nowMs, min(hw, l.End()))
+	if err != nil {
+		return 0, err
+	}
+	if start <= l.Start() {
+		return 0, nil
+	}
+	return l.deleteBefore(start)
+}
+
+// judgeClock compares both clocks with those of the last pass.
+func (l *Log) judgeClock(nowMs int64) error {
+	mono := l.now()
+	ran := mono.Sub(l.writer.clockMono)
+	jump := time.Duration(nowMs-l.writer.clockWall)*time.Millisecond - ran
+	l.writer.clockWall, l.writer.clockMono = nowMs, mono
+	if jump.Abs() > clockJump {
+		return fmt.Errorf("%w by %s: this retention pass was skipped", ErrClockJumped, jump.Round(time.Second))
+	}
+	return nil
+}
+
+// retainedFrom returns the offset below which retention lets all go.
+func (l *Log) retainedFrom(nowMs int64, hw record.Offset) (record.Offset, error) {
+	cfg := l.config.Load()
+	v := l.view.Load()
+	start, left := v.start, l.Size()
+	for i, s := range v.segments {
+		active := i == len(v.segments)-1
+		next := l.End()
+		if !active {
+			next = v.segments[i+1].base
+		}
+		size := s.size.Load()
+		if next > hw || size == 0 {
+			break
+		}
+		tooMuch := !active && cfg.RetentionBytes >= 0 && left-size >= cfg.RetentionBytes
+		tooOld := false
+		if !tooMuch && cfg.RetentionTime >= 0 {
+			if err := s.learn(l); err != nil {
+				return start, err
+			}
+			tooOld = isOld(s.lastAppend.Load(), nowMs, cfg.RetentionTime)
+		}
+		if !tooMuch && !tooOld {
+			break
+		}
+		start, left = next, left-size
+	}
+	return start, nil
+}
+
+// deleteBefore is DeleteBefore. It REQUIRES the writing turn.
+func (l *Log) deleteBefore(o record.Offset) (removed int, err error) {
+	v := l.view.Load()
+	if o > l.End() {
+		return 0, &RangeError{Offset: o, LogStart: v.start, End: l.End()}
+	}
+	if o <= v.start {
+		return 0, nil
+	}
+	if o == l.End() && v.active().size.Load() > 0 {
+		// The name of the new, empty segment keeps the next offset.
+		if err := l.rollLocked(); err != nil {
+			return 0, err
+		}
+		v = l.view.Load()
+	}
+	// The log start must not be above what is durable, nor the new segment's
+	// entry be missing.
+	if err := l.syncOnce(); err != nil {
+		return 0, err
+	}
+	first := 0
+	for first+1 < len(v.segments) && v.segments[first+1].base <= o {
+		first++
+	}
+	gone := v.segments[:first]
+	if err := l.raiseStart(&view{
+		segments: v.segments[first:], start: o, damage: clampRanges(v.damage, o, maxOffset),
+	}); err != nil {
+		return 0, err
+	}
+	if err := l.unlink(gone); err != nil {
+		return 0, err
+	}
+	return len(gone), nil
+}
+
+// raiseStart makes a higher log start durable and then shows it. Only after
+// that may files go: the other way round a crash would leave a log that misses
+// its beginning. On an error nothing has changed.
+func (l *Log) raiseStart(next *view) error {
+	l.checkpointing.take()
+	defer l.checkpointing.give()
+
+	if list := l.epochs.Load().trim(next.start); len(list) != len(*l.epochs.Load()) {
+		l.epochs.Store(&list)
+	}
+	if err := l.checkpointFrom(next.start); err != nil {
+		return err
+	}
+	l.view.Store(next)
+	return nil
+}
