@@ -44,6 +44,9 @@ type Broker struct {
 	InternalAddress string // host:port
 	Rack            string
 	Version         string
+	// Judged: the controller has weighed what this incarnation reported of its
+	// logs.
+	Judged bool
 
 	revision int64
 }

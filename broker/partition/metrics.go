@@ -1,0 +1,116 @@
+package partition
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/runnelmq/runnel/broker/metadata"
+)
+
+// collector reads the set and the image at each scrape. A series is there as
+// long as its partition is: nothing is left behind by a deleted topic, and no
+// stale value by one that moved away.
+type collector struct {
+	set *Set
+
+	logStart, highWatermark, logEnd, size, segments, isr *prometheus.Desc
+	offline, underReplicated, underMinISR                *prometheus.Desc
+	unconfirmed, suspect, leaders, replicas              *prometheus.Desc
+}
+
+func newMetrics(s *Set, reg prometheus.Registerer) {
+	if reg == nil {
+		return
+	}
+	one := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, []string{"topic", "partition"}, nil)
+	}
+	sum := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+	reg.MustRegister(&collector{
+		set:           s,
+		logStart:      one("partition_log_start_offset", "First offset there is; of partitions this broker leads."),
+		highWatermark: one("partition_high_watermark", "First offset not committed; of partitions this broker leads."),
+		logEnd:        one("partition_log_end_offset", "Next offset to be written; of partitions this broker leads."),
+		size:          one("partition_size_bytes", "Bytes of the log on disk; of partitions this broker leads."),
+		segments:      one("partition_segments", "Files that hold the log; of partitions this broker leads."),
+		isr:           one("partition_isr_size", "Replicas in sync; of partitions this broker leads."),
+
+		offline:         sum("offline_partitions", "Partitions of the cluster without a leader."),
+		underReplicated: sum("under_replicated_partitions", "Partitions this broker leads with fewer replicas in sync than they have."),
+		underMinISR:     sum("under_min_isr_partitions", "Partitions this broker leads with fewer replicas in sync than writes need."),
+		unconfirmed:     sum("leader_unconfirmed_partitions", "Partitions this broker leads and can't be sure to lead."),
+		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened."),
+		leaders:         sum("leader_partitions", "Partitions this broker leads."),
+		replicas:        sum("replica_partitions", "Partitions this broker holds a copy of."),
+	})
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.logStart, c.highWatermark, c.logEnd, c.size, c.segments, c.isr, c.offline, c.underReplicated, c.underMinISR,
+		c.unconfirmed, c.suspect, c.leaders, c.replicas,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	var leaders, unconfirmed, underReplicated, underMinISR int64
+	all := c.set.All()
+	for _, p := range all {
+		st, t := p.State(), p.Topic()
+		if !st.Leader || t.Phase != metadata.TopicActive {
+			continue
+		}
+		leaders++
+		if !p.Confirmed() {
+			unconfirmed++
+		}
+		p.mu.Lock()
+		isr, replicas := len(p.core.committed), len(p.known.Replicas)
+		p.mu.Unlock()
+		if isr < replicas {
+			underReplicated++
+		}
+		if !st.MinISRMet {
+			underMinISR++
+		}
+		labels := []string{t.Name, strconv.Itoa(int(p.number))}
+		gauge(c.logStart, int64(st.LogStart), labels...)
+		gauge(c.highWatermark, int64(st.HighWatermark), labels...)
+		gauge(c.logEnd, int64(st.LogEnd), labels...)
+		gauge(c.size, p.Size(), labels...)
+		gauge(c.segments, int64(p.Segments()), labels...)
+		gauge(c.isr, int64(isr), labels...)
+	}
+	gauge(c.leaders, leaders)
+	gauge(c.replicas, int64(len(all)))
+	gauge(c.unconfirmed, unconfirmed)
+	gauge(c.underReplicated, underReplicated)
+	gauge(c.underMinISR, underMinISR)
+	gauge(c.suspect, int64(len(c.set.Lost())))
+	gauge(c.offline, Offline(c.set.deps.Store.Load()))
+}
+
+// Offline counts the partitions of active topics that have no leader.
+func Offline(img *metadata.Image) int64 {
+	var n int64
+	for _, t := range img.Topics() {
+		leaderless := func(p metadata.Partition) bool { return p.Leader == metadata.NoBroker }
+		for rest := t.Partitions; ; n++ {
+			i := slices.IndexFunc(rest, leaderless)
+			if i < 0 {
+				break
+			}
+			rest = rest[i+1:]
+		}
+	}
+	return n
+}

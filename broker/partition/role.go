@@ -1,0 +1,135 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/topicconfig"
+)
+
+// apply makes the partition what the controller says it is. mayLead is false
+// while this broker is fenced: what it reads about itself then is old.
+func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead bool) error {
+	p.writing <- struct{}{}
+	err := p.applyToken(t, mp, mayLead)
+	<-p.writing
+	p.deliver()
+	return err
+}
+
+// applyToken needs the writing token.
+func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool) error {
+	p.topic.Store(t)
+	p.log.SetConfig(logConfig(t, mp))
+	p.mu.Lock()
+	role, epoch, stopped := p.core.role, p.core.epoch, p.stopped
+	p.known = *mp
+	p.mu.Unlock()
+	switch {
+	case stopped != nil:
+		return nil
+	case !mayLead || mp.Leader != p.host.self:
+		p.yield(mp)
+		return nil
+	case role == leading && epoch == mp.LeaderEpoch:
+		p.mu.Lock()
+		p.core.resolve(mp)
+		p.publishLocked()
+		p.keepFlushingLocked()
+		p.mu.Unlock()
+		return nil
+	}
+	p.yield(mp) // what is parked was of another epoch
+	// The epoch begins in the log before it can have a record.
+	err := p.log.StartEpoch(mp.LeaderEpoch)
+	if err == nil && p.log.Suspicion() != commitlog.NotSuspect {
+		// The controller knew, and chose this copy.
+		err = p.log.SetSuspicion(commitlog.NotSuspect)
+	}
+	if err != nil {
+		if errors.Is(err, commitlog.ErrFailed) {
+			p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
+		}
+		return fmt.Errorf("lead %s in epoch %d: %w", p, mp.LeaderEpoch, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.core.lead(mp, progress{written: p.log.End(), durable: p.log.Durable()})
+	p.publishLocked()
+	p.keepFlushingLocked()
+	p.log.SetHighWatermark(p.core.hw)
+	return nil
+}
+
+// keepFlushingLocked asks for a flusher when only that can move the high
+// watermark.
+func (p *Partition) keepFlushingLocked() {
+	if p.core.sync && p.core.own.durable < p.core.own.written {
+		p.flushLocked()
+	}
+}
+
+// yield stops leading.
+func (p *Partition) yield(mp *metadata.Partition) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	r := idle
+	if mp.Leader != metadata.NoBroker && mp.Leader != p.host.self {
+		r = following
+	}
+	p.core.stop(r, mp.LeaderEpoch)
+	p.core.committed, p.core.minISR = mp.ISR, mp.MinISR
+	p.publishLocked()
+}
+
+// logConfig is what of a topic's configuration concerns its logs.
+func logConfig(t *metadata.Topic, mp *metadata.Partition) commitlog.Config {
+	c := commitlog.Config{
+		SegmentBytes: t.Config.SegmentBytes, SegmentAge: t.Config.SegmentAge,
+		IndexIntervalBytes: t.Config.IndexIntervalBytes,
+		RetentionBytes:     t.Config.RetentionBytes, RetentionTime: t.Config.RetentionTime,
+		FlushInterval: t.Config.FlushInterval,
+		Flush:         commitlog.FlushAsync,
+	}
+	// The log's zero values mean its defaults; the topic's mean zero.
+	if c.RetentionBytes == 0 {
+		c.RetentionBytes = 1
+	}
+	if c.RetentionTime == 0 {
+		c.RetentionTime = time.Millisecond
+	}
+	if mp.Sync {
+		c.Flush = commitlog.FlushSync
+	}
+	return c
+}
+
+func timestampType(t topicconfig.TimestampType) record.TimestampType {
+	if t == topicconfig.LogAppendTime {
+		return record.LogAppendTime
+	}
+	return record.CreateTime
+}
+
+// mayCreate says whether a directory that is missing may be made: only for a
+// replica that cannot have held anything. Else something was lost, and an empty
+// log would hide it.
+func mayCreate(self metadata.BrokerID, mp *metadata.Partition) bool {
+	if mp.LeaderEpoch <= 1 {
+		return true
+	}
+	return !slices.Contains(mp.ISR, self) && !slices.Contains(mp.ELR, self) && !slices.Contains(mp.LastKnown, self)
+}
+
+// electedLossy says whether this broker leads in the knowledge of what its copy
+// may have lost.
+func electedLossy(self metadata.BrokerID, mp *metadata.Partition) bool {
+	return mp.Leader == self && slices.Contains(mp.LossyEpochs, mp.LeaderEpoch)
+}

@@ -1,0 +1,478 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/lifecycle"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// Config tunes a Set. Zero fields have defaults.
+type Config struct {
+	// Incarnation is this process's in its registration.
+	Incarnation string
+	// MaintainEvery is the period of rolling and retention by age. Default 10 s.
+	MaintainEvery time.Duration
+	// Flushers is how many partitions are made durable at a time. Default 16.
+	Flushers int
+	// Openers is how many logs are opened at a time. Default 8.
+	Openers int
+}
+
+// A Session is whom the Set tells how far it has come; metadata.Session.
+type Session interface {
+	Report(reports []metadata.ReplicaReport)
+	Removed(topic uuid.UUID)
+	Applied(revision int64)
+	Confirmed() bool
+}
+
+// Deps are what a Set stands on.
+type Deps struct {
+	Root    *commitlog.Root
+	Store   *metadata.Store
+	Session Session
+	Metrics prometheus.Registerer // may be nil
+	Log     zerolog.Logger
+}
+
+// A Set holds the partitions of which this broker has a replica, as the newest
+// image says.
+type Set struct {
+	cfg   Config
+	deps  Deps
+	host  host
+	queue *flushQueue
+
+	// mu guards the fields below
+	mu sync.RWMutex
+
+	parts     map[key]*Partition
+	lost      map[key]string // replicas that can't be opened, and why
+	pending   map[key]bool   // replicas to be opened when there is room for them
+	recovered bool
+	found     []metadata.ReplicaReport // by recovery, until it is complete
+}
+
+type key struct {
+	topic uuid.UUID
+	n     int32
+}
+
+// NewSet returns a set without partitions; Run fills it.
+func NewSet(cfg Config, deps Deps) *Set {
+	if cfg.MaintainEvery <= 0 {
+		cfg.MaintainEvery = 10 * time.Second
+	}
+	if cfg.Flushers <= 0 {
+		cfg.Flushers = 16
+	}
+	if cfg.Openers <= 0 {
+		cfg.Openers = 8
+	}
+	s := &Set{cfg: cfg, deps: deps, queue: newFlushQueue(cfg.Flushers), parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}}
+	s.host = host{
+		self: deps.Store.Load().Self, store: deps.Store, disk: deps.Root.Disk, confirmed: deps.Session.Confirmed,
+		flush: s.queue.push, log: deps.Log,
+	}
+	newMetrics(s, deps.Metrics)
+	return s
+}
+
+// Get returns the local replica of a partition. It fails with ErrNotLeader
+// when other brokers have the replicas, with ErrNoLeader when this one is about
+// to have one, and with the errors of metadata look-ups.
+func (s *Set) Get(topic uuid.UUID, n int32) (*Partition, error) {
+	s.mu.RLock()
+	p := s.parts[key{topic, n}]
+	why, lost := s.lost[key{topic, n}]
+	s.mu.RUnlock()
+	if p != nil {
+		return p, nil
+	}
+	img := s.deps.Store.Load()
+	t, ok := img.TopicByID(topic)
+	if !ok || t.Phase == metadata.TopicDeleting {
+		return nil, fmt.Errorf("topic %s: %w", topic, ErrDeleted)
+	}
+	mp, err := t.Find(n)
+	if err != nil {
+		return nil, err
+	}
+	if mp.Leader == img.Self {
+		if lost {
+			return nil, &CorruptError{Topic: t.Name, Partition: n, Path: why, Position: -1, Next: -1}
+		}
+		return nil, fmt.Errorf("%s/%d: %w: this broker is about to lead it, try again", t.Name, n, ErrNoLeader)
+	}
+	return nil, notLeader(img, t, n, mp)
+}
+
+// All returns the local replicas, in no order.
+func (s *Set) All() []*Partition {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	return slices.Collect(maps.Values(s.parts))
+}
+
+// Lost returns the replicas that could not be opened, as topic/partition, and
+// why.
+func (s *Set) Lost() map[string]string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	out := map[string]string{}
+	for k, why := range s.lost {
+		name := k.topic.String()
+		if t, ok := s.deps.Store.Load().TopicByID(k.topic); ok {
+			name = t.Name
+		}
+		out[fmt.Sprintf("%s/%d", name, k.n)] = why
+	}
+	return out
+}
+
+// Recovered says whether the replicas this broker had at its start are open.
+func (s *Set) Recovered() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	return s.recovered
+}
+
+// Run follows the metadata, flushes and maintains until ctx is done. The logs
+// stay open: they are the root's to close, when nobody can append any more.
+func (s *Set) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for range s.cfg.Flushers {
+		g.Go(func() error {
+			s.queue.work(ctx)
+			return nil
+		})
+	}
+	g.Go(func() error {
+		lifecycle.Every(ctx, s.cfg.MaintainEvery, s.maintain)
+		return nil
+	})
+	g.Go(func() error { return s.follow(ctx) })
+	return g.Wait()
+}
+
+// Stop takes all partitions out of service: writes that are parked are
+// answered as uncertain, readers wake.
+func (s *Set) Stop(why error) {
+	for _, p := range s.All() {
+		p.stop(fmt.Errorf("%s: %w", p, why))
+		p.deliver()
+	}
+}
+
+func (s *Set) maintain(now time.Time) {
+	for _, p := range s.All() {
+		removed, err := p.maintain(now)
+		switch {
+		case errors.Is(err, commitlog.ErrClockJumped):
+			s.deps.Log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Err(err).Msg("retention skipped a pass")
+		case errors.Is(err, commitlog.ErrClosed):
+		case err != nil:
+			s.deps.Log.Error().Str("topic", p.Topic().Name).Int32("partition", p.number).Err(err).Msg("retention failed")
+		case removed > 0:
+			s.deps.Log.Debug().Str("topic", p.Topic().Name).Int32("partition", p.number).Int("segments", removed).Msg("retention removed segments")
+		}
+	}
+}
+
+// retryEvery is how often opening is tried again of replicas for which there
+// was no room on the disk or among the descriptors.
+const retryEvery = time.Second
+
+// follow applies each image the store gets.
+func (s *Set) follow(ctx context.Context) error {
+	old := &metadata.Image{Self: s.host.self}
+	retry := time.NewTicker(retryEvery)
+	defer retry.Stop()
+	for {
+		changed := s.deps.Store.Changed()
+		img := s.deps.Store.Load()
+		if img.Revision > 0 && (img != old || s.incomplete()) {
+			if err := s.apply(ctx, old, img); err != nil {
+				return err
+			}
+			old = img
+		}
+		select {
+		case <-changed:
+		case <-retry.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// incomplete says whether something is left to be tried again.
+func (s *Set) incomplete() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	return len(s.pending) > 0
+}
+
+// apply makes the set what img says. Its errors are those of a data root that
+// failed; what concerns one partition only takes that one out of service.
+func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
+	d := img.Since(old)
+	topics := d.Changed
+	if s.mayLead(old) != s.mayLead(img) || s.incomplete() {
+		topics = slices.Collect(img.Everything())
+	}
+	if err := s.placeAll(ctx, img, topics); err != nil || ctx.Err() != nil {
+		return err
+	}
+	for _, t := range d.Gone {
+		s.abandon(t)
+	}
+	if !s.Recovered() || len(d.Gone) > 0 {
+		s.quarantine(img)
+	}
+	s.complete()
+	s.deps.Session.Applied(img.Revision)
+	return nil
+}
+
+// placeAll places the replicas of topics, several at a time, and removes those
+// of deleted ones.
+func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metadata.Topic) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(s.cfg.Openers)
+	for _, t := range topics {
+		if t.Phase == metadata.TopicDeleting {
+			g.Go(func() error { return s.remove(t) })
+			continue
+		}
+		for n := range t.Partitions {
+			g.Go(func() error {
+				if gctx.Err() != nil {
+					return nil
+				}
+				return s.place(img, t, int32(n)) //nolint:gosec // bounded by the image
+			})
+		}
+	}
+	return g.Wait()
+}
+
+// complete ends recovery when every replica this broker had has been looked
+// at, and reports what was found.
+func (s *Set) complete() {
+	s.mu.Lock()
+	done := !s.recovered && len(s.pending) == 0
+	found := s.found
+	if done {
+		s.recovered, s.found = true, nil
+	}
+	s.mu.Unlock()
+	if done {
+		s.deps.Session.Report(found)
+	}
+}
+
+// report notes what recovery found of one replica.
+func (s *Set) report(r metadata.ReplicaReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if !s.recovered {
+		s.found = append(s.found, r)
+	}
+}
+
+// quarantine looks for directories of topics that nobody knows.
+func (s *Set) quarantine(img *metadata.Image) {
+	for _, q := range s.deps.Root.Quarantine(func(id uuid.UUID) bool {
+		_, ok := img.TopicByID(id)
+		return ok
+	}) {
+		s.deps.Log.Warn().Str("path", q.Path).Str("topic", q.Name).Int64("bytes", q.Bytes).Msg("no topic of the cluster has this directory: it is kept and not used")
+	}
+}
+
+// mayLead says whether img shows this very process in service.
+func (s *Set) mayLead(img *metadata.Image) bool {
+	b, ok := img.Broker(s.host.self)
+	return ok && b.Phase != metadata.BrokerFenced && b.Incarnation == s.cfg.Incarnation
+}
+
+// place opens, changes or lets go of one local replica.
+func (s *Set) place(img *metadata.Image, t *metadata.Topic, n int32) error {
+	mp := &t.Partitions[n]
+	k := key{t.ID, n}
+	s.mu.RLock()
+	p := s.parts[k]
+	s.mu.RUnlock()
+	if !slices.Contains(mp.Replicas, s.host.self) {
+		if p != nil {
+			s.drop(k, fmt.Errorf("%s: %w: this broker holds no copy any more", p, ErrDeleted))
+		}
+		return nil
+	}
+	if p == nil {
+		var err error
+		if p, err = s.open(t, n); err != nil || p == nil {
+			return err
+		}
+	}
+	if err := p.apply(t, mp, s.mayLead(img)); err != nil {
+		if errors.Is(err, commitlog.ErrFailed) {
+			return err
+		}
+		s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Err(err).Msg("the partition does not follow the metadata")
+	}
+	return nil
+}
+
+// open opens the log of a replica, and notes what it finds.
+func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
+	k := key{t.ID, n}
+	log, rec, err := s.openLog(t, n)
+	switch {
+	case errors.Is(err, commitlog.ErrFailed):
+		return nil, fmt.Errorf("open %s/%d: %w", t.Name, n, err)
+	case errors.Is(err, commitlog.ErrStorageFull), errors.Is(err, commitlog.ErrTooManyFiles), vfs.IsTransient(err):
+		s.mu.Lock()
+		s.pending[k] = true
+		s.mu.Unlock()
+		s.deps.Log.Warn().Str("topic", t.Name).Int32("partition", n).Err(err).Msg("no room to open a replica: it will be tried again")
+		return nil, nil
+	case err != nil:
+		why := err.Error()
+		if errors.Is(err, fs.ErrNotExist) {
+			why = "its directory is missing: " + why
+		}
+		s.mu.Lock()
+		s.lost[k] = why
+		delete(s.pending, k)
+		s.mu.Unlock()
+		s.report(metadata.ReplicaReport{Topic: t.ID, Partition: n, Shape: metadata.Lost, Reason: why})
+		s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Err(err).Msg("a replica can't be opened")
+		return nil, nil
+	}
+	r := metadata.ReplicaReport{Topic: t.ID, Partition: n, LastEpoch: log.LastEpoch(), LogEnd: log.End(), HighWatermark: rec.HighWatermark}
+	if rec.Suspicion != commitlog.NotSuspect {
+		r.Shape, r.Reason = metadata.Suspect, rec.Suspicion.String()
+		s.deps.Log.Warn().Str("topic", t.Name).Int32("partition", n).Str("reason", r.Reason).Msg("a replica may have lost records")
+	}
+	for _, e := range rec.Events {
+		s.deps.Log.Warn().Str("topic", t.Name).Int32("partition", n).Stringer("event", e.Kind).Str("path", e.Path).Int64("position", e.Position).
+			Str("detail", e.Detail).Msg("recovery of a log")
+	}
+	s.report(r)
+	p := newPartition(&s.host, t, n, log, rec.HighWatermark)
+	s.mu.Lock()
+	s.parts[k] = p
+	delete(s.lost, k)
+	delete(s.pending, k)
+	s.mu.Unlock()
+	return p, nil
+}
+
+// openLog opens the files of a replica. A replica that was elected in the
+// knowledge that its files are lost begins anew; what is left is set aside.
+func (s *Set) openLog(t *metadata.Topic, n int32) (*commitlog.Log, commitlog.Recovery, error) {
+	mp := &t.Partitions[n]
+	open := func(create bool) (*commitlog.Log, commitlog.Recovery, error) {
+		return s.deps.Root.OpenPartition(t.ID, t.Name, n, logConfig(t, mp), create)
+	}
+	log, rec, err := open(mayCreate(s.host.self, mp))
+	if !errors.Is(err, commitlog.ErrLost) || !electedLossy(s.host.self, mp) {
+		return log, rec, err
+	}
+	path, aerr := s.deps.Root.SetAside(commitlog.PartitionID{Topic: t.ID, Number: n})
+	if aerr != nil {
+		return nil, rec, errors.Join(err, aerr)
+	}
+	s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Str("set_aside", path).Err(err).Msg("a lost replica begins anew")
+	return open(true)
+}
+
+// drop takes a replica out of service. Its files stay.
+func (s *Set) drop(k key, why error) {
+	s.mu.Lock()
+	p := s.parts[k]
+	delete(s.parts, k)
+	delete(s.lost, k)
+	delete(s.pending, k)
+	s.mu.Unlock()
+	if p == nil {
+		return
+	}
+	p.stop(why)
+	p.deliver()
+	p.writing <- struct{}{} // whoever is still writing ends first
+	err := s.deps.Root.ClosePartition(commitlog.PartitionID{Topic: k.topic, Number: k.n})
+	<-p.writing
+	if err != nil {
+		s.deps.Log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Err(err).Msg("closing the log")
+	}
+}
+
+// dropTopic takes all replicas of a topic out of service.
+func (s *Set) dropTopic(t *metadata.Topic) {
+	s.mu.RLock()
+	var keys []key
+	for k := range s.parts {
+		if k.topic == t.ID {
+			keys = append(keys, k)
+		}
+	}
+	for k := range s.lost {
+		if k.topic == t.ID {
+			keys = append(keys, k)
+		}
+	}
+	for k := range s.pending {
+		if k.topic == t.ID {
+			keys = append(keys, k)
+		}
+	}
+	s.mu.RUnlock()
+	for _, k := range keys {
+		s.drop(k, fmt.Errorf("topic %s: %w: it was deleted", t.Name, ErrDeleted))
+	}
+}
+
+// remove deletes a topic's directories: the controller said so, by its id.
+func (s *Set) remove(t *metadata.Topic) error {
+	if !slices.Contains(t.AwaitingRemoval, s.host.self) {
+		return nil
+	}
+	s.dropTopic(t)
+	if err := s.deps.Root.RemoveTopic(t.ID); err != nil {
+		if errors.Is(err, commitlog.ErrFailed) {
+			return fmt.Errorf("remove topic %s: %w", t.Name, err)
+		}
+		// It stays unconfirmed; the next start tries again.
+		s.deps.Log.Error().Str("topic", t.Name).Err(err).Msg("a deleted topic's directory can't be removed")
+		return nil
+	}
+	s.deps.Session.Removed(t.ID)
+	return nil
+}
+
+// abandon lets go of a topic nobody knows any more. Only a deletion removes
+// files: an absence may be a mistake.
+func (s *Set) abandon(t *metadata.Topic) { s.dropTopic(t) }
