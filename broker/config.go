@@ -1,0 +1,254 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/runnelmq/runnel/internal/config"
+	"github.com/runnelmq/runnel/internal/rpcserver"
+)
+
+// Config is all that can be tuned of a broker. Sizes and durations are written
+// with their units: 64MiB, 500ms, 7d.
+type Config struct {
+	// ID names the broker in the cluster, from 0. It must be set, and stay the
+	// same over restarts. Default: unset (-1).
+	ID int32 `yaml:"id" env:"ID"`
+	// Rack is the rack or availability zone; replicas are spread over racks.
+	// Default: none.
+	Rack string `yaml:"rack" env:"RACK"`
+	// DataDir is the directory of the logs. Default: ./runnel-data/broker.
+	DataDir string `yaml:"data_dir" env:"DATA_DIR"`
+	// Controllers are the addresses of the controllers, host:port. Any one that
+	// answers tells which is active. Default: 127.0.0.1:7422.
+	Controllers []string `yaml:"controllers" env:"CONTROLLERS"`
+
+	Listen   ListenConfig   `yaml:"listen" envPrefix:"LISTEN_"`
+	Security SecurityConfig `yaml:"security" envPrefix:"SECURITY_"`
+	Storage  StorageConfig  `yaml:"storage" envPrefix:"STORAGE_"`
+	Streams  StreamsConfig  `yaml:"streams" envPrefix:"STREAMS_"`
+	Shutdown ShutdownConfig `yaml:"shutdown" envPrefix:"SHUTDOWN_"`
+	Logging  LoggingConfig  `yaml:"logging" envPrefix:"LOGGING_"`
+}
+
+// ListenConfig says where the broker is reached.
+type ListenConfig struct {
+	// Client is the address for clients. Default: 127.0.0.1:7420.
+	Client string `yaml:"client" env:"CLIENT"`
+	// AdvertisedClient is the address that clients are told to come to. Needed
+	// when Client binds all interfaces, or when they come through a mapped port.
+	// Default: Client.
+	AdvertisedClient string `yaml:"advertised_client" env:"ADVERTISED_CLIENT"`
+	// Internal is the address for brokers and controllers. On any other than a
+	// loopback address security.cluster_secret or security.ca_file must be set.
+	// Default: 127.0.0.1:7421.
+	Internal string `yaml:"internal" env:"INTERNAL"`
+	// AdvertisedInternal is the address that they are told to come to; one per
+	// broker, never load-balanced. Default: Internal.
+	AdvertisedInternal string `yaml:"advertised_internal" env:"ADVERTISED_INTERNAL"`
+	// Admin is the address of the admin HTTP port: metrics, health, profiles.
+	// Empty: none. Default: 127.0.0.1:7424.
+	Admin string `yaml:"admin" env:"ADMIN"`
+	// MaxConnections bounds the connections of clients. 0: half of the file
+	// descriptors the process may open, so that the logs never lack any.
+	// Default: 0.
+	MaxConnections int `yaml:"max_connections" env:"MAX_CONNECTIONS"`
+}
+
+// SecurityConfig protects the ports inside the cluster, and the clients' one.
+type SecurityConfig struct {
+	// ClusterSecret must be the same on all brokers and controllers.
+	// Default: none.
+	ClusterSecret config.Secret `yaml:"cluster_secret" env:"CLUSTER_SECRET"`
+	// CertFile and KeyFile are the certificate of this broker, PEM: for the
+	// internal port together with CAFile, and for the clients' port with
+	// ClientTLS. Default: none.
+	CertFile string `yaml:"cert_file" env:"CERT_FILE"`
+	// KeyFile: see CertFile.
+	KeyFile string `yaml:"key_file" env:"KEY_FILE"`
+	// CAFile makes the internal port and the connections to controllers mutual
+	// TLS: each side's certificate must be signed by it. PEM. Default: none.
+	CAFile string `yaml:"ca_file" env:"CA_FILE"`
+	// ClientTLS makes the clients' port TLS. Default: false.
+	ClientTLS bool `yaml:"client_tls" env:"CLIENT_TLS"`
+}
+
+// StorageConfig tunes the data root.
+type StorageConfig struct {
+	// ReserveBytes is the free space below which clients' records are refused;
+	// below a quarter of it nothing is appended. 0B: 1 GiB, or a twentieth of
+	// the disk where that is less. Default: 0B.
+	ReserveBytes config.ByteSize `yaml:"reserve_bytes" env:"RESERVE_BYTES"`
+	// CheckpointInterval is how often recovery points are written: it bounds
+	// what an unclean start has to read again. Default: 5s.
+	CheckpointInterval config.Duration `yaml:"checkpoint_interval" env:"CHECKPOINT_INTERVAL"`
+	// MaintenanceInterval is how often segments are rolled and removed by age.
+	// Default: 10s.
+	MaintenanceInterval config.Duration `yaml:"maintenance_interval" env:"MAINTENANCE_INTERVAL"`
+	// TrustPageCache: after a crash of the process alone, what the operating
+	// system had is taken to be there. Switch it off for volumes that may be
+	// detached from a running machine. Default: true.
+	TrustPageCache bool `yaml:"trust_page_cache" env:"TRUST_PAGE_CACHE"`
+	// Flushers is how many partitions with flush=sync are made durable at a
+	// time. Default: 16.
+	Flushers int `yaml:"flushers" env:"FLUSHERS"`
+}
+
+// StreamsConfig bounds what streams of clients may hold.
+type StreamsConfig struct {
+	// MaxAge, ± 20 %, is after how long a stream is asked to move on, so that
+	// load spreads. 0s: never. Default: 30m.
+	MaxAge config.Duration `yaml:"max_age" env:"MAX_AGE"`
+	// GoawayGrace is how long a client then has to finish. Default: 10s.
+	GoawayGrace config.Duration `yaml:"goaway_grace" env:"GOAWAY_GRACE"`
+	// ProduceMaxInflight is how many requests of one Produce stream may be
+	// unanswered before it is read no further. Default: 1000.
+	ProduceMaxInflight int `yaml:"produce_max_inflight" env:"PRODUCE_MAX_INFLIGHT"`
+	// FetchBufferBytes is what the answers on their way to all readers may hold
+	// together. Default: 256MiB.
+	FetchBufferBytes config.ByteSize `yaml:"fetch_buffer_bytes" env:"FETCH_BUFFER_BYTES"`
+}
+
+// ShutdownConfig bounds an orderly end.
+type ShutdownConfig struct {
+	// Timeout bounds all of it. Default: 25s.
+	Timeout config.Duration `yaml:"timeout" env:"TIMEOUT"`
+	// HandOverTimeout is how long leaderships may take to be handed over before
+	// the broker drains without that. Default: 2s.
+	HandOverTimeout config.Duration `yaml:"hand_over_timeout" env:"HAND_OVER_TIMEOUT"`
+}
+
+// LoggingConfig is about the log of the process.
+type LoggingConfig struct {
+	// Level is the least severe level written: debug, info, warn or error.
+	// Default: info.
+	Level string `yaml:"level" env:"LEVEL"`
+	// Format is json or text. Default: json.
+	Format string `yaml:"format" env:"FORMAT"`
+}
+
+// Unset is the ID of a broker that was given none.
+const Unset int32 = -1
+
+// DefaultConfig returns the defaults named in Config. ID must still be set.
+func DefaultConfig() Config {
+	return Config{
+		ID:          Unset,
+		DataDir:     "./runnel-data/broker",
+		Controllers: []string{"127.0.0.1:7422"},
+		Listen:      ListenConfig{Client: "127.0.0.1:7420", Internal: "127.0.0.1:7421", Admin: "127.0.0.1:7424"},
+		Storage: StorageConfig{
+			CheckpointInterval:  config.Duration(5 * time.Second),
+			MaintenanceInterval: config.Duration(10 * time.Second),
+			TrustPageCache:      true,
+			Flushers:            16,
+		},
+		Streams: StreamsConfig{
+			MaxAge:             config.Duration(30 * time.Minute),
+			GoawayGrace:        config.Duration(10 * time.Second),
+			ProduceMaxInflight: 1000,
+			FetchBufferBytes:   256 * config.MiB,
+		},
+		Shutdown: ShutdownConfig{Timeout: config.Duration(25 * time.Second), HandOverTimeout: config.Duration(2 * time.Second)},
+		Logging:  LoggingConfig{Level: "info", Format: "json"},
+	}
+}
+
+// Validate says everything that is wrong with c, each complaint with the
+// option's name.
+func (c Config) Validate() error {
+	var v complaints
+	if c.ID < 0 {
+		v.add("id", "must be set, from 0, and be unique in the cluster")
+	}
+	if c.DataDir == "" {
+		v.add("data_dir", "must be set")
+	}
+	if len(c.Controllers) == 0 {
+		v.add("controllers", "must name at least one controller, host:port")
+	}
+	for _, a := range c.Controllers {
+		v.err("controllers", rpcserver.CheckRoutable(a))
+	}
+	c.Listen.validate(&v, c.Security.guarded())
+	c.Security.validate(&v)
+	v.duration("storage.checkpoint_interval", c.Storage.CheckpointInterval, 100*time.Millisecond, time.Hour)
+	v.duration("storage.maintenance_interval", c.Storage.MaintenanceInterval, 10*time.Millisecond, time.Hour)
+	v.number("storage.flushers", int64(c.Storage.Flushers), 1, 1024)
+	v.number("storage.reserve_bytes", int64(c.Storage.ReserveBytes), 0, int64(100*config.TiB))
+	if c.Streams.MaxAge != 0 {
+		v.duration("streams.max_age", c.Streams.MaxAge, time.Second, 30*24*time.Hour)
+	}
+	v.duration("streams.goaway_grace", c.Streams.GoawayGrace, 10*time.Millisecond, 10*time.Minute)
+	v.number("streams.produce_max_inflight", int64(c.Streams.ProduceMaxInflight), 1, 1e6)
+	v.number("streams.fetch_buffer_bytes", int64(c.Streams.FetchBufferBytes), int64(16*config.MiB), int64(config.TiB))
+	v.duration("shutdown.timeout", c.Shutdown.Timeout, 100*time.Millisecond, time.Hour)
+	v.duration("shutdown.hand_over_timeout", c.Shutdown.HandOverTimeout, 0, c.Shutdown.Timeout.Std())
+	return errors.Join(v...)
+}
+
+func (l ListenConfig) validate(v *complaints, guarded bool) {
+	listens := func(option, addr, advertisedOption, advertised string) (host string) {
+		host, _, err := rpcserver.ParseAddress(addr)
+		v.err(option, err)
+		switch {
+		case advertised != "":
+			v.err(advertisedOption, rpcserver.CheckRoutable(advertised))
+		case err == nil && rpcserver.BindsAll(host):
+			v.add(advertisedOption, fmt.Sprintf("must be set to an address others can reach, because %s %q binds all interfaces", option, addr))
+		}
+		return host
+	}
+	listens("listen.client", l.Client, "listen.advertised_client", l.AdvertisedClient)
+	host := listens("listen.internal", l.Internal, "listen.advertised_internal", l.AdvertisedInternal)
+	if !guarded && !rpcserver.IsLoopback(host) {
+		v.add("listen.internal", fmt.Sprintf("%q is open to others: set security.cluster_secret or security.ca_file, or listen on a loopback address", l.Internal))
+	}
+	if l.Admin != "" {
+		_, _, err := rpcserver.ParseAddress(l.Admin)
+		v.err("listen.admin", err)
+	}
+	v.number("listen.max_connections", int64(l.MaxConnections), 0, 1e7)
+}
+
+// guarded says whether strangers are kept off the internal port.
+func (s SecurityConfig) guarded() bool { return s.ClusterSecret != "" || s.CAFile != "" }
+
+func (s SecurityConfig) validate(v *complaints) {
+	if s.ClusterSecret != "" && len(s.ClusterSecret) < 16 {
+		v.add("security.cluster_secret", "must have at least 16 characters")
+	}
+	if (s.CertFile == "") != (s.KeyFile == "") {
+		v.add("security.cert_file", "and security.key_file belong together: set both or none")
+	}
+	if s.CAFile != "" && s.CertFile == "" {
+		v.add("security.ca_file", "needs security.cert_file and security.key_file")
+	}
+	if s.ClientTLS && s.CertFile == "" {
+		v.add("security.client_tls", "needs security.cert_file and security.key_file")
+	}
+}
+
+// complaints gathers what is wrong.
+type complaints []error
+
+func (v *complaints) add(option, what string) { *v = append(*v, fmt.Errorf("%s %s", option, what)) }
+
+func (v *complaints) err(option string, err error) {
+	if err != nil {
+		*v = append(*v, fmt.Errorf("%s: %w", option, err))
+	}
+}
+
+func (v *complaints) duration(option string, d config.Duration, least, most time.Duration) {
+	if d.Std() < least || d.Std() > most {
+		v.add(option, fmt.Sprintf("is %s: want %s to %s", d, least, most))
+	}
+}
+
+func (v *complaints) number(option string, n, least, most int64) {
+	if n < least || n > most {
+		v.add(option, fmt.Sprintf("is %d: want %d to %d", n, least, most))
+	}
+}

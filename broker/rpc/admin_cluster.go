@@ -1,0 +1,201 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+)
+
+// DescribeCluster implements runnelv1.AdminServiceServer.
+func (s *AdminService) DescribeCluster(context.Context, *runnelv1.DescribeClusterRequest) (*runnelv1.DescribeClusterResponse, error) {
+	img := s.deps.Store.Load()
+	_, controller, _ := s.deps.Session.Controller() //nolint:errcheck // empty when there is none, which the field says
+	leaders, replicas := map[metadata.BrokerID]int32{}, map[metadata.BrokerID]int32{}
+	var topics, partitions int32
+	for _, t := range img.Topics() {
+		if !t.Internal {
+			topics++
+		}
+		partitions += int32(len(t.Partitions)) //nolint:gosec // bounded by the image
+		for i := range t.Partitions {
+			leaders[t.Partitions[i].Leader]++
+			for _, id := range t.Partitions[i].Replicas {
+				replicas[id]++
+			}
+		}
+	}
+	resp := &runnelv1.DescribeClusterResponse{
+		ClusterId: img.ClusterID, Version: s.deps.Version, BrokerId: proto.Int32(int32(img.Self)),
+		Controller: controller, ControllerEpoch: proto.Int64(img.ControllerEpoch),
+		Topics: proto.Int32(topics), Partitions: proto.Int32(partitions),
+	}
+	for _, b := range img.Brokers() {
+		resp.Brokers = append(resp.Brokers, &runnelv1.BrokerDescription{
+			BrokerId: proto.Int32(int32(b.ID)), Address: b.ClientAddress, Rack: b.Rack, State: brokerState(b.Phase),
+			BrokerEpoch: proto.Int64(b.Epoch), Version: b.Version,
+			Leaders: proto.Int32(leaders[b.ID]), Replicas: proto.Int32(replicas[b.ID]),
+		})
+	}
+	return resp, nil
+}
+
+func brokerState(p metadata.BrokerPhase) runnelv1.BrokerState {
+	switch p {
+	case metadata.BrokerActive:
+		return runnelv1.BrokerState_BROKER_STATE_ACTIVE
+	case metadata.BrokerShuttingDown:
+		return runnelv1.BrokerState_BROKER_STATE_SHUTTING_DOWN
+	case metadata.BrokerFenced:
+	}
+	return runnelv1.BrokerState_BROKER_STATE_FENCED
+}
+
+// findings gathers what is wrong. Of each kind only the first few are told one
+// by one, so that the answer stays small however bad things are.
+type findings struct {
+	list  []*runnelv1.HealthFinding
+	count map[string]int
+	worst map[string]runnelv1.HealthSeverity
+}
+
+const findingsPerKind = 50
+
+const (
+	info     = runnelv1.HealthSeverity_HEALTH_SEVERITY_INFO
+	warning  = runnelv1.HealthSeverity_HEALTH_SEVERITY_WARNING
+	critical = runnelv1.HealthSeverity_HEALTH_SEVERITY_CRITICAL
+)
+
+func (f *findings) add(severity runnelv1.HealthSeverity, kind, subject, format string, args ...any) {
+	f.count[kind]++
+	f.worst[kind] = max(f.worst[kind], severity)
+	if f.count[kind] <= findingsPerKind {
+		f.list = append(f.list, &runnelv1.HealthFinding{Severity: severity, Kind: kind, Subject: subject, Message: fmt.Sprintf(format, args...)})
+	}
+}
+
+// answer sorts the worst first.
+func (f *findings) answer() *runnelv1.CheckHealthResponse {
+	for _, kind := range slices.Sorted(maps.Keys(f.count)) {
+		if more := f.count[kind] - findingsPerKind; more > 0 {
+			f.list = append(f.list, &runnelv1.HealthFinding{
+				Severity: f.worst[kind], Kind: kind, Subject: "", Message: fmt.Sprintf("and %d more of this kind", more),
+			})
+		}
+	}
+	slices.SortStableFunc(f.list, func(a, b *runnelv1.HealthFinding) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
+	bad := slices.ContainsFunc(f.list, func(h *runnelv1.HealthFinding) bool { return h.GetSeverity() > info })
+	return &runnelv1.CheckHealthResponse{Healthy: proto.Bool(!bad), Findings: f.list}
+}
+
+// CheckHealth implements runnelv1.AdminServiceServer.
+func (s *AdminService) CheckHealth(context.Context, *runnelv1.CheckHealthRequest) (*runnelv1.CheckHealthResponse, error) {
+	f := &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
+	img := s.deps.Store.Load()
+	s.checkController(f, img)
+	checkBrokers(f, img)
+	for _, t := range img.Topics() {
+		checkTopic(f, t)
+	}
+	s.checkReplicas(f)
+	s.checkDisk(f, img)
+	s.checkDescriptors(f, img)
+	return f.answer(), nil
+}
+
+func (s *AdminService) checkController(f *findings, img *metadata.Image) {
+	if _, _, err := s.deps.Session.Controller(); err != nil {
+		f.add(warning, "no_controller", fmt.Sprintf("broker %d", img.Self),
+			"this broker has no session with a controller: records flow, but no leader can be elected and no topic changed; check that the controllers run and can be reached")
+	}
+}
+
+func checkBrokers(f *findings, img *metadata.Image) {
+	for _, b := range img.Brokers() {
+		subject := fmt.Sprintf("broker %d", b.ID)
+		switch b.Phase {
+		case metadata.BrokerFenced:
+			f.add(warning, "broker_fenced", subject, "the broker at %s is not in service: it is starting, cut off, or down", b.InternalAddress)
+		case metadata.BrokerShuttingDown:
+			f.add(info, "broker_shutting_down", subject, "the broker is leaving in an orderly way")
+		case metadata.BrokerActive:
+		}
+	}
+}
+
+func checkTopic(f *findings, t *metadata.Topic) {
+	if t.ConfigErr != nil {
+		f.add(warning, "config_not_understood", t.Name, "this version does not understand the topic's configuration, and uses its defaults instead: %v", t.ConfigErr)
+	}
+	for n := range t.Partitions {
+		p := &t.Partitions[n]
+		subject := fmt.Sprintf("%s/%d", t.Name, n)
+		switch {
+		case len(p.LastKnown) > 0:
+			f.add(critical, "recovery_pending", subject,
+				"every replica that was in sync (%v) may have lost records: the partition waits until all of them are back, and then takes the best", p.LastKnown)
+		case p.Leader == metadata.NoBroker:
+			f.add(critical, "offline_partition", subject, "no replica in sync (%v) is in service: nothing can be written or read; bring one of them back", p.ISR)
+		case len(p.ISR) < p.MinISR:
+			f.add(critical, "under_min_isr", subject, "%d replicas are in sync, writes with acks ALL need %d: they are refused until more are", len(p.ISR), p.MinISR)
+		case len(p.ISR) < len(p.Replicas):
+			f.add(warning, "under_replicated", subject, "%d of %d replicas are in sync", len(p.ISR), len(p.Replicas))
+		}
+	}
+}
+
+func (s *AdminService) checkReplicas(f *findings) {
+	lost := s.deps.Set.Lost()
+	for _, subject := range slices.Sorted(maps.Keys(lost)) {
+		f.add(critical, "lost_replica", subject, "this broker's copy can't be used: %s", lost[subject])
+	}
+	for _, p := range s.deps.Set.All() {
+		if why := p.Suspicion(); why != "" {
+			f.add(warning, "suspect_replica", p.String(), "this broker's copy may have lost records: %s", why)
+		}
+		if err := p.Damage(); err != nil {
+			f.add(critical, "corrupt_partition", p.String(), "%v", err)
+		}
+	}
+	for _, q := range s.deps.Root.Quarantined() {
+		f.add(warning, "quarantined_directory", q.Path, "no topic of this cluster has this directory: it is kept and not used; %s", "remove it when you are sure that nobody needs it")
+	}
+}
+
+func (s *AdminService) checkDisk(f *findings, img *metadata.Image) {
+	subject := fmt.Sprintf("broker %d", img.Self)
+	if err := s.deps.Root.Failure().Err(); err != nil {
+		f.add(critical, "storage_failed", subject, "the disk failed and the broker is going down: %v", err)
+	}
+	switch d := s.deps.Root.Disk(); {
+	case d.Hard:
+		f.add(critical, "disk_full", subject, "%d of %d bytes are free, below the hard mark: nothing is appended; free space or lower the retention", d.Free, d.Total)
+	case d.Soft:
+		f.add(critical, "disk_nearly_full", subject, "%d of %d bytes are free, below the reserve of %d: writes of clients are refused; free space or lower the retention",
+			d.Free, d.Total, d.ReserveBytes)
+	}
+}
+
+func (s *AdminService) checkDescriptors(f *findings, img *metadata.Image) {
+	if s.deps.Descriptors == nil {
+		return
+	}
+	open, limit, ok := s.deps.Descriptors()
+	if ok && open > limit-limit/5 {
+		f.add(critical, "few_descriptors", fmt.Sprintf("broker %d", img.Self),
+			"%d of %d file descriptors are in use: raise the limit (ulimit -n), or close connections", open, limit)
+	} else if ok && limit < wantDescriptors {
+		f.add(info, "low_descriptor_limit", fmt.Sprintf("broker %d", img.Self),
+			"the process may open %d files: %d or more is right for production (ulimit -n)", limit, wantDescriptors)
+	}
+}
+
+// wantDescriptors is the limit below which a broker complains.
+const wantDescriptors = 65536

@@ -1,0 +1,205 @@
+package rpc
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"sort"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/internal/topicconfig"
+)
+
+const (
+	defaultListPage      = 1000
+	maxListPage          = 10000
+	maxDescribePartition = 1000
+)
+
+// A page token is the last name of the page before, so pages neither repeat
+// nor skip a topic when others come and go meanwhile. The letter in front is
+// the version of that agreement.
+const tokenVersion = "n"
+
+func pageToken(last string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(tokenVersion + last))
+}
+
+// after returns the name a page token stands for, "" for the first page.
+func after(token string) (string, error) {
+	if token == "" {
+		return "", nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	last, ok := strings.CutPrefix(string(b), tokenVersion)
+	if err != nil || !ok {
+		return "", invalid("page_token %.100q was not made by this call: take it from the answer before", token)
+	}
+	return last, nil
+}
+
+// from returns the topics whose names come after last.
+func from(topics []*metadata.Topic, last string) []*metadata.Topic {
+	if last == "" {
+		return topics
+	}
+	return topics[sort.Search(len(topics), func(i int) bool { return topics[i].Name > last }):]
+}
+
+// fieldSize is what m takes as an element of a repeated field.
+func fieldSize(m proto.Message) int { return 2 + protowire.SizeBytes(proto.Size(m)) }
+
+// ListTopics implements runnelv1.AdminServiceServer.
+func (s *AdminService) ListTopics(_ context.Context, req *runnelv1.ListTopicsRequest) (*runnelv1.ListTopicsResponse, error) {
+	size := int32(defaultListPage)
+	if req.PageSize != nil {
+		size = min(req.GetPageSize(), maxListPage)
+		if size < 1 {
+			return nil, invalid("page_size %d: want 1 to %d", req.GetPageSize(), maxListPage)
+		}
+	}
+	last, err := after(req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	resp := &runnelv1.ListTopicsResponse{}
+	bytes := 0
+	for _, t := range from(s.deps.Store.Load().Topics(), last) {
+		if !strings.HasPrefix(t.Name, req.GetPrefix()) || (t.Internal && !req.GetIncludeInternal()) {
+			continue
+		}
+		l := &runnelv1.TopicListing{
+			Name: t.Name, TopicId: t.ID.String(), Internal: t.Internal,
+			Partitions: proto.Int32(int32(len(t.Partitions))), ReplicationFactor: proto.Int32(int32(t.RF)), //nolint:gosec // bounded by the image
+		}
+		bytes += fieldSize(l)
+		if len(resp.GetTopics()) == int(size) || (bytes > maxPage && len(resp.GetTopics()) > 0) {
+			resp.NextPageToken = pageToken(resp.GetTopics()[len(resp.GetTopics())-1].GetName())
+			break
+		}
+		resp.Topics = append(resp.Topics, l)
+	}
+	return resp, nil
+}
+
+// DescribeTopics implements runnelv1.AdminServiceServer. An answer that would
+// grow too large has fewer partitions than asked for; who finds fewer than
+// partition_count asks again from the first one missing.
+func (s *AdminService) DescribeTopics(ctx context.Context, req *runnelv1.DescribeTopicsRequest) (*runnelv1.DescribeTopicsResponse, error) {
+	if err := count(len(req.GetTopics())); err != nil {
+		return nil, err
+	}
+	most := int32(maxDescribePartition)
+	if req.MaxPartitions != nil {
+		most = min(req.GetMaxPartitions(), maxDescribePartition)
+	}
+	if req.GetFromPartition() < 0 || most < 0 {
+		return nil, invalid("from_partition %d, max_partitions %d: neither may be negative", req.GetFromPartition(), most)
+	}
+	resp := &runnelv1.DescribeTopicsResponse{}
+	budget := maxAnswer
+	for _, ref := range req.GetTopics() {
+		t, err := s.deps.Finder.Find(ctx, ref.GetName(), ref.GetTopicId())
+		if err != nil {
+			d := &runnelv1.TopicDescription{Name: ref.GetName(), Error: s.errors.item(err)}
+			budget -= fieldSize(d)
+			resp.Topics = append(resp.Topics, d)
+			continue
+		}
+		d := describeTopic(t)
+		budget -= fieldSize(d)
+		for n := req.GetFromPartition(); int(n) < len(t.Partitions) && n-req.GetFromPartition() < most; n++ {
+			p := s.describePartition(t, n)
+			size := fieldSize(p)
+			// The first answer always says something, so that paging goes on.
+			if budget < size && n > req.GetFromPartition() {
+				break
+			}
+			budget -= size
+			d.Partitions = append(d.Partitions, p)
+		}
+		resp.Topics = append(resp.Topics, d)
+	}
+	return resp, nil
+}
+
+func describeTopic(t *metadata.Topic) *runnelv1.TopicDescription {
+	d := &runnelv1.TopicDescription{
+		Name: t.Name, TopicId: t.ID.String(), Internal: t.Internal, Durability: durability(t),
+		PartitionCount: proto.Int32(int32(len(t.Partitions))), ReplicationFactor: proto.Int32(int32(t.RF)), //nolint:gosec // bounded by the image
+	}
+	for _, e := range topicconfig.Entries(t.Cluster, t.Set, t.RF) {
+		source := runnelv1.ConfigSource_CONFIG_SOURCE_DEFAULT
+		switch e.Source {
+		case topicconfig.SourceDefault:
+		case topicconfig.SourceCluster:
+			source = runnelv1.ConfigSource_CONFIG_SOURCE_CLUSTER
+		case topicconfig.SourceTopic:
+			source = runnelv1.ConfigSource_CONFIG_SOURCE_TOPIC
+		}
+		d.Configs = append(d.Configs, &runnelv1.ConfigEntry{Key: e.Key, Value: e.Value, Source: source})
+	}
+	return d
+}
+
+// durability says in words what an acknowledged record survives.
+func durability(t *metadata.Topic) string {
+	minISR := t.Config.MinISR(t.RF)
+	disks := "no loss of a disk"
+	if minISR > 1 {
+		disks = fmt.Sprintf("the loss of %d of its copies", minISR-1)
+	}
+	if t.Config.Sync(minISR) {
+		return fmt.Sprintf("a record acknowledged with acks ALL is on %d disk(s): it survives any number of process kills and power cuts, and %s", minISR, disks)
+	}
+	if minISR > 1 {
+		return fmt.Sprintf("a record acknowledged with acks ALL is in the memory of %d machines: it survives any number of process kills, and %s by disk failure or power cut", minISR, disks)
+	}
+	return "a record acknowledged with acks ALL is in the memory of one machine: it survives process kills, but neither a power cut nor the loss of the disk; flush=sync or more replicas change that"
+}
+
+func ids(in []metadata.BrokerID) []int32 {
+	out := make([]int32, len(in))
+	for i, id := range in {
+		out[i] = int32(id)
+	}
+	return out
+}
+
+func (s *AdminService) describePartition(t *metadata.Topic, n int32) *runnelv1.PartitionDescription {
+	mp := &t.Partitions[n]
+	d := &runnelv1.PartitionDescription{
+		Partition: proto.Int32(n), LeaderEpoch: proto.Int64(int64(mp.LeaderEpoch)), PartitionEpoch: proto.Int64(mp.PartitionEpoch),
+		Replicas: ids(mp.Replicas), Isr: ids(mp.ISR), Elr: ids(mp.ELR), MinIsr: proto.Int32(int32(mp.MinISR)), //nolint:gosec // small
+	}
+	if mp.Leader == metadata.NoBroker {
+		d.Error = s.errors.item(fmt.Errorf("%s/%d: %w: it comes back with a replica", t.Name, n, partition.ErrNoLeader))
+		return d
+	}
+	d.Leader = proto.Int32(int32(mp.Leader))
+	if mp.Leader != s.deps.Store.Load().Self {
+		return d
+	}
+	p, err := s.deps.Set.Get(t.ID, n)
+	if err != nil {
+		d.Error = s.errors.item(err)
+		return d
+	}
+	st := p.State()
+	if st.Err != nil {
+		d.Error = s.errors.item(st.Err)
+		return d
+	}
+	d.LogStartOffset, d.HighWatermark, d.LogEndOffset = proto.Int64(int64(st.LogStart)), proto.Int64(int64(st.HighWatermark)), proto.Int64(int64(st.LogEnd))
+	d.SizeBytes, d.Segments = proto.Int64(p.Size()), proto.Int32(int32(p.Segments())) //nolint:gosec // small
+	if damage := p.Damage(); damage != nil {
+		d.Error = s.errors.item(damage)
+	}
+	return d
+}
