@@ -1,0 +1,113 @@
+package commitlog
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// Quarantined is a directory of a data root that no metadata speaks of, or an
+// entry that is none of ours. It lies where it was found and is left alone;
+// nothing but the confirmed deletion of its topic ([Root.RemoveTopic]) deletes
+// it. When the metadata knows the topic again its partitions are opened as if
+// nothing had been.
+type Quarantined struct {
+	// Path names it.
+	Path string
+	// Topic is the topic's id, the zero UUID for what is not a topic.
+	Topic uuid.UUID
+	// Name is the topic's name as the directory has it, "" when unknown.
+	Name string
+	// Partitions are the numbers of its partitions here, sorted.
+	Partitions []int32
+	// Bytes is the size of all files in it, as far as it could be read.
+	Bytes int64
+}
+
+// Quarantine lists what is on the disk and is of no topic that known knows. It
+// is to be called with whole metadata only, and again when they changed; it
+// changes nothing on the disk, so that a wrong answer of known costs nothing.
+// A topic with a partition that is open is known.
+func (r *Root) Quarantine(known func(topic uuid.UUID) bool) []Quarantined {
+	r.mu.Lock()
+	topics := map[uuid.UUID]*Quarantined{}
+	for id, p := range r.found {
+		q := topics[id.Topic]
+		if q == nil {
+			q = &Quarantined{Path: r.topicDir(id.Topic), Topic: id.Topic, Name: p.Topic}
+			topics[id.Topic] = q
+		}
+		q.Partitions = append(q.Partitions, id.Number)
+	}
+	open := map[uuid.UUID]bool{}
+	for id := range r.logs {
+		open[id.Topic] = true
+	}
+	strays := slices.Clone(r.strays)
+	r.mu.Unlock()
+
+	var list []Quarantined
+	for topic, q := range topics {
+		if open[topic] || known(topic) {
+			continue
+		}
+		slices.Sort(q.Partitions)
+		q.Bytes = r.bytesBelow(q.Path)
+		list = append(list, *q)
+	}
+	for _, s := range strays {
+		q := Quarantined{Path: s.Path}
+		if topic, err := parseTopicDir(filepath.Base(s.Path)); err == nil && s.IsDir {
+			if known(topic) {
+				continue // unreadable, and reported as lost when it is opened
+			}
+			q.Topic = topic
+		}
+		q.Bytes = r.bytesBelow(s.Path)
+		list = append(list, q)
+	}
+	slices.SortFunc(list, func(a, b Quarantined) int { return strings.Compare(a.Path, b.Path) })
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	r.quarantine = list
+	return slices.Clone(list)
+}
+
+// Quarantined returns what [Root.Quarantine] last listed, less what was opened
+// or removed since.
+func (r *Root) Quarantined() []Quarantined {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	open := map[uuid.UUID]bool{}
+	for id := range r.logs {
+		open[id.Topic] = true
+	}
+	list := slices.Clone(r.quarantine)
+	return slices.DeleteFunc(list, func(q Quarantined) bool { return q.Topic != uuid.Nil && open[q.Topic] })
+}
+
+// bytesBelow adds up the sizes of a file, or of the files in a directory.
+func (r *Root) bytesBelow(path string) int64 {
+	info, err := r.fs.Stat(path)
+	if err != nil || !info.IsDir {
+		return info.Size
+	}
+	entries, err := r.fs.ReadDir(path)
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	for _, e := range entries {
+		if e.IsDir {
+			sum += r.bytesBelow(filepath.Join(path, e.Name))
+		} else {
+			sum += e.Size
+		}
+	}
+	return sum
+}

@@ -1,0 +1,200 @@
+package commitlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// How often the flusher looks whether a log is due, at most and at least.
+const (
+	minFlushTick = 10 * time.Millisecond
+	maxFlushTick = time.Second
+)
+
+// Run flushes each log every [Config.FlushInterval], checkpoints all, watches
+// the disk, keeps the ballast, and finishes removals that were cut off, until
+// ctx ends or the disk fails. It returns nil for the first and what the disk
+// failed of, marked with [ErrFailed], for the second. It closes nothing.
+func (r *Root) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	var wg sync.WaitGroup
+	wg.Go(func() { r.flushLoop(ctx) })
+	wg.Go(func() { r.every(ctx, r.opts.CheckpointInterval, r.checkpointAll) })
+	wg.Go(func() { r.every(ctx, r.opts.DiskInterval, r.watchDisk) })
+	wg.Go(func() { r.watchDisk(ctx); r.sweepLeftovers(ctx) })
+
+	select {
+	case <-ctx.Done():
+	case <-r.failure.Done():
+	}
+	cancel()
+	wg.Wait()
+	if err := r.failure.Err(); err != nil {
+		r.noteFailure()
+		return err
+	}
+	return nil
+}
+
+// every calls fn each interval until ctx ends.
+func (r *Root) every(ctx context.Context, interval time.Duration, fn func(context.Context)) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			fn(ctx)
+		}
+	}
+}
+
+func (r *Root) watchDisk(context.Context) {
+	if err := r.disk.keep(); err != nil {
+		r.opts.OnWarning(fmt.Errorf("keep the ballast: %w", err))
+	}
+}
+
+func (r *Root) sweepLeftovers(ctx context.Context) {
+	r.mu.Lock()
+	leftovers := r.leftovers
+	r.leftovers = nil
+	r.mu.Unlock()
+
+	for _, path := range leftovers {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := r.sweep(path); err != nil {
+			r.opts.OnWarning(fmt.Errorf("free the room of a removed topic: %w", err))
+		}
+	}
+}
+
+// flushLoop syncs each log when its interval has passed.
+func (r *Root) flushLoop(ctx context.Context) {
+	timer := time.NewTimer(minFlushTick)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			timer.Reset(r.flushDue(ctx))
+		}
+	}
+}
+
+// flushDue syncs what is due and returns how long nothing will be.
+func (r *Root) flushDue(ctx context.Context) time.Duration {
+	now := time.Now()
+	next := now.Add(maxFlushTick)
+	due := map[PartitionID]*openLog{}
+	for id, o := range r.snapshot() {
+		if !o.flushDue.After(now) {
+			due[id] = o
+		}
+	}
+	r.eachOpen(ctx, due, func(id PartitionID, o *openLog) error {
+		o.flushDue = now.Add(o.log.Config().FlushInterval)
+		if o.log.Durable() >= o.log.End() {
+			return nil
+		}
+		return o.log.Sync()
+	})
+	for _, o := range r.snapshot() {
+		if o.flushDue.Before(next) {
+			next = o.flushDue
+		}
+	}
+	return max(minFlushTick, next.Sub(time.Now()))
+}
+
+func (r *Root) checkpointAll(ctx context.Context) {
+	r.eachOpen(ctx, r.snapshot(), func(_ PartitionID, o *openLog) error { return o.log.Checkpoint() })
+	r.notes.take()
+	defer r.notes.give()
+
+	if r.usable() != nil {
+		return
+	}
+	if err := r.saveUnverifiedInTurn(); err != nil {
+		r.opts.OnWarning(err)
+	}
+}
+
+// eachOpen calls fn for each log that is open still, in its turn, and passes
+// on what goes wrong.
+func (r *Root) eachOpen(ctx context.Context, logs map[PartitionID]*openLog, fn func(PartitionID, *openLog) error) {
+	ids := slices.Collect(maps.Keys(logs))
+	r.each(len(ids), func(i int) {
+		if ctx.Err() != nil {
+			return
+		}
+		id, o := ids[i], logs[ids[i]]
+		o.turn.take()
+		defer o.turn.give()
+
+		if o.log == nil {
+			return
+		}
+		if err := fn(id, o); err != nil && !errors.Is(err, ErrFailed) {
+			r.opts.OnWarning(fmt.Errorf("partition %s: %w", id, err))
+		}
+	})
+}
+
+// Close closes all logs and lets the directory go. When everything is synced
+// it leaves the clean marker, with the broker epoch of the session that ends;
+// brokerEpoch 0 means that there was none, and the epoch of this start's marker
+// stands. The error says why the next start will not be a clean one.
+//
+// Run must have returned, and nobody may use a log any more.
+func (r *Root) Close(brokerEpoch int64) error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return ErrClosed
+	}
+	r.closed = true
+	r.mu.Unlock()
+
+	err := r.closeLogs()
+	r.notes.take()
+	defer r.notes.give()
+
+	if failed := r.failure.Err(); failed != nil {
+		r.noteFailure()
+		err = errors.Join(err, failed)
+	}
+	if err == nil {
+		err = r.markInTurn(brokerEpoch)
+	}
+	return errors.Join(err, r.lock.Close())
+}
+
+func (r *Root) closeLogs() error {
+	ids := slices.Collect(maps.Keys(r.snapshot()))
+	errs := make([]error, len(ids))
+	r.each(len(ids), func(i int) { errs[i] = r.ClosePartition(ids[i]) })
+	return errors.Join(errs...)
+}
+
+// markInTurn writes the clean marker.
+func (r *Root) markInTurn(brokerEpoch int64) error {
+	if brokerEpoch <= 0 {
+		brokerEpoch = r.start.BrokerEpoch
+	}
+	if err := r.saveUnverifiedInTurn(); err != nil {
+		return err
+	}
+	return r.writeNote(markerName, marker{directory: r.ID().DirectoryID, brokerEpoch: brokerEpoch}.encode())
+}
