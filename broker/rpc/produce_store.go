@@ -1,0 +1,118 @@
+package rpc
+
+import (
+	"fmt"
+	"time"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// A builder makes batches of one kind of limits.
+type builder struct {
+	*record.Builder
+	limits record.Limits
+}
+
+// builder returns an empty builder; give it back with builders.Put.
+func (s *LogService) builder(lim record.Limits) *builder {
+	if b, ok := s.builders.Get().(*builder); ok && b.limits == lim {
+		b.Reset()
+		return b
+	}
+	return &builder{Builder: record.NewBuilder(s.codec, lim), limits: lim}
+}
+
+// store appends part i of the present request. An error means that nothing of
+// it was stored, but for partition.ErrCommitUncertain.
+func (p *producer) store(pt *producePart, i int, t *metadata.Topic, buf []byte) (partition.Appended, error) {
+	if p.req.HasBatch {
+		batch, err := p.svc.validator.ParseBatch(buf, p.req.BatchStart, p.req.BatchEnd, limits(t))
+		if err != nil {
+			return partition.Appended{}, err
+		}
+		if batch.Transactional {
+			return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
+		}
+		return p.commit(pt, t, &batch)
+	}
+	b := p.svc.builder(limits(t))
+	defer p.svc.builders.Put(b)
+	batch, err := p.build(b, i)
+	if err != nil {
+		return partition.Appended{}, err
+	}
+	return p.commit(pt, t, &batch)
+}
+
+// build makes the batch of part i from the records of the request.
+func (p *producer) build(b *builder, i int) (record.Batch, error) {
+	pl := &p.planner
+	now := time.Now().UnixMilli()
+	for _, n := range pl.order[pl.first[i]:pl.first[i+1]] {
+		r := p.records.ReadAt(pl.refs[n].start, pl.refs[n].end)
+		ms := now
+		if r.HasTimestamp {
+			var ok bool
+			if ms, ok = r.TimestampMs(); !ok {
+				return record.Batch{}, timestampError(r.Seconds, now, "record %d: its timestamp, %d seconds and %d nanoseconds, is no time: want nanos from 0 to 999999999, and seconds within an int64 of milliseconds", n, r.Seconds, r.Nanos)
+			}
+		}
+		if err := b.Add(r.Key, r.Value, r.Headers, ms); err != nil {
+			return record.Batch{}, pl.recordIndex(err, i)
+		}
+	}
+	batch, err := b.Finish(record.CompressionNone, 0)
+	if err != nil {
+		return record.Batch{}, err
+	}
+	if p.req.HasProducer {
+		batch.ProducerID = record.ProducerID(p.req.Producer.ID)
+		batch.ProducerEpoch = record.ProducerEpoch(p.req.Producer.Epoch)
+		batch.BaseSequence = record.Sequence(p.req.Producer.BaseSequence)
+	}
+	return batch, nil
+}
+
+// commit checks what depends on the clock, and appends.
+func (p *producer) commit(pt *producePart, t *metadata.Topic, batch *record.Batch) (partition.Appended, error) {
+	now := time.Now()
+	if err := checkTimes(t, batch, now.UnixMilli()); err != nil {
+		return partition.Appended{}, err
+	}
+	if c := pt.call; c != nil && now.After(c.deadline) {
+		return partition.Appended{}, fmt.Errorf("%s/%d: %w: nothing was stored in %s, try again", t.Name, pt.number, errNotInTime, c.timeout)
+	}
+	var epoch *record.Epoch
+	if p.req.Routing == int32(runnelv1.Routing_ROUTING_DIRECT) && p.req.HasLeaderEpoch {
+		e := record.Epoch(p.req.LeaderEpoch)
+		epoch = &e
+	}
+	got, err := pt.part.Append(batch, epoch)
+	if err != nil {
+		return partition.Appended{}, err
+	}
+	m := p.svc.metrics
+	m.producedRecords.Add(float64(batch.RecordCount))
+	m.producedBytes.Add(float64(batch.FrameSize()))
+	return got, nil
+}
+
+// checkTimes holds the records' times to the topic's bounds.
+func checkTimes(t *metadata.Topic, b *record.Batch, nowMs int64) error {
+	if stampedByLeader(t) {
+		return nil
+	}
+	if limit := t.Config.TimestampBefore; limit >= 0 {
+		if oldest := nowMs - limit.Milliseconds(); b.MinTimestampMs < oldest {
+			return timestampError(b.MinTimestampMs, nowMs, "a record's time, %d ms, lies before %d, which is as far back as message.timestamp.before.max.ms (%d) allows", b.MinTimestampMs, oldest, limit.Milliseconds())
+		}
+	}
+	limit := t.Config.TimestampAfter
+	if newest := nowMs + limit.Milliseconds(); limit >= 0 && b.MaxTimestampMs > newest {
+		return timestampError(b.MaxTimestampMs, nowMs, "a record's time, %d ms, lies after %d, which is as far ahead as message.timestamp.after.max.ms (%d) allows: check the clock, and that it is milliseconds", b.MaxTimestampMs, newest, limit.Milliseconds())
+	}
+	return nil
+}
