@@ -2,8 +2,11 @@ package archtest
 
 import (
 	"flag"
+	"go/ast"
 	"os"
+	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -74,7 +77,7 @@ func TestErrorsPage(t *testing.T) {
 		}
 		table.WriteString("| `" + r.name + "` | " + r.code + " | " + r.retry() + " | " + r.text + " | " + meta + " |\n")
 	}
-	generated(t, "docs/errors.md", table.String())
+	generated(t, "docs/errors.md", "reasons", table.String())
 }
 
 // A topic's configuration is described in one place, which the server uses.
@@ -84,14 +87,29 @@ func TestConfigurationPage(t *testing.T) {
 	for _, k := range topicconfig.Keys() {
 		table.WriteString("| `" + k.Name + "` | `" + k.Default + "` | " + k.Want + " | " + k.Description + " |\n")
 	}
-	generated(t, "docs/configuration.md", table.String())
+	generated(t, "docs/configuration.md", "topic", table.String())
+}
+
+// The options of a process are described on the fields that hold them.
+func TestProcessConfigurationPage(t *testing.T) {
+	for _, process := range []string{"broker", "controller"} {
+		var table strings.Builder
+		table.WriteString("| option | environment | what it does |\n|---|---|---|\n")
+		for _, o := range options(t, process, "Config", "", "RUNNEL_"+strings.ToUpper(process)+"_") {
+			if o.doc == "" || !strings.Contains(o.doc, "Default: ") && !strings.Contains(o.doc, "see ") {
+				t.Errorf("%s: option %s: its comment does not tell its default", process, o.key)
+			}
+			table.WriteString("| `" + o.key + "` | `" + o.env + "` | " + o.doc + " |\n")
+		}
+		generated(t, "docs/configuration.md", process, table.String())
+	}
 }
 
 // generated compares the part of a page between two marks with want, and
 // writes it there when asked to.
-func generated(t *testing.T, page, want string) {
+func generated(t *testing.T, page, name, want string) {
 	t.Helper()
-	const begin, end = "<!-- generated: go test ./internal/archtest -run Page -update -->\n", "<!-- end -->\n"
+	begin, end := "<!-- "+name+", generated: go test ./internal/archtest -run Page -update -->\n", "<!-- end "+name+" -->\n"
 	text := read(t, page)
 	head, rest, ok1 := strings.Cut(text, begin)
 	_, tail, ok2 := strings.Cut(rest, end)
@@ -108,4 +126,52 @@ func generated(t *testing.T, page, want string) {
 	if err := os.WriteFile(filepath.Join(root, page), []byte(want), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// An option is one leaf of a Config struct, as its source has it.
+type option struct{ key, env, doc string }
+
+// options reads the struct name of a package folder, and the structs it
+// holds, in their order.
+func options(t *testing.T, dir, name, key, env string) []option {
+	t.Helper()
+	var all []option
+	for _, s := range sources(t) {
+		if path.Dir(s.path) != dir || s.test {
+			continue
+		}
+		ast.Inspect(s.File, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok || spec.Name.Name != name {
+				return true
+			}
+			st, ok := spec.Type.(*ast.StructType)
+			if !ok {
+				t.Errorf("%s: %s is no struct", s.at(spec), name)
+				return false
+			}
+			for _, f := range st.Fields.List {
+				if f.Tag == nil || len(f.Names) != 1 {
+					t.Errorf("%s: a field of %s without a tag", s.at(f), name)
+					continue
+				}
+				tag := reflect.StructTag(strings.Trim(f.Tag.Value, "`"))
+				if prefix, ok := tag.Lookup("envPrefix"); ok {
+					inner, ok := f.Type.(*ast.Ident)
+					if !ok {
+						t.Errorf("%s: want the name of a struct", s.at(f))
+						continue
+					}
+					all = append(all, options(t, dir, inner.Name, key+tag.Get("yaml")+".", env+prefix)...)
+					continue
+				}
+				all = append(all, option{key: key + tag.Get("yaml"), env: env + tag.Get("env"), doc: strings.Join(strings.Fields(f.Doc.Text()), " ")})
+			}
+			return false
+		})
+	}
+	if len(all) == 0 {
+		t.Fatalf("%s: no struct %s", dir, name)
+	}
+	return all
 }
