@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // Appended says where a batch went.
@@ -193,7 +194,9 @@ func (l *Log) isDue(s *segment, size, batch, appendTime int64, cfg *Config) bool
 
 // isOld is the one rule for ages, for rolling and for retention alike: a thing
 // is old when its age is more than the limit, not yet when it is the limit.
-func isOld(sinceMs, nowMs int64, limit time.Duration) bool { return nowMs-sinceMs > limit.Milliseconds() }
+func isOld(sinceMs, nowMs int64, limit time.Duration) bool {
+	return nowMs-sinceMs > limit.Milliseconds()
+}
 
 // rollFor rolls the active segment if a batch of the given size and append
 // time is to begin a new one.
@@ -271,7 +274,10 @@ func (l *Log) createSegment(base record.Offset) (*segment, error) {
 		return l.createSegment(base)
 	}
 	if err == nil {
-		err = s.index.shorten(0)
+		// With its header, so that one that is missing is one that was lost.
+		if err = s.index.flush(); vfs.IsTransient(err) {
+			err = nil
+		}
 	}
 	if err != nil {
 		s.retire()

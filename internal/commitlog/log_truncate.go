@@ -294,6 +294,9 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	if err := l.failed.Set(l.fs.Rename(temp, s.file.path)); err != nil {
 		return err
 	}
+	if err := s.index.flush(); err != nil && !vfs.IsTransient(err) {
+		return l.failed.Set(err)
+	}
 	if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
 		return err
 	}

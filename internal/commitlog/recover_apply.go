@@ -110,10 +110,13 @@ func (r *recovery) keepTail(f vfs.File, pos int64) (err error) {
 // taken over: an entry that was right once must not come back later.
 func (r *recovery) cleanIndexes() error {
 	for _, s := range r.dirty {
-		if s.index.file.gone {
+		if slices.Contains(r.aside, s) {
 			continue
 		}
 		if err := s.index.shorten(s.index.state.Load().bytes()); err != nil {
+			return err
+		}
+		if err := s.index.flush(); err != nil && !vfs.IsTransient(err) {
 			return err
 		}
 	}
@@ -246,4 +249,3 @@ func (r *recovery) hasCheckpoint() bool {
 	_, found, err := readCheckpoint(r.l.fs, r.l.dir)
 	return found && err == nil
 }
-

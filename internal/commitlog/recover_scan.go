@@ -108,7 +108,7 @@ func (r *recovery) lastEntry(s *segment, offset record.Offset) entry {
 	interval, entries, err := r.readIndex(s)
 	if err != nil {
 		s.index.replace(r.l.config.Load().IndexIntervalBytes, nil, 0)
-		if r.fileSize[s] > 0 {
+		if s.base < r.kept.recoveryPoint {
 			r.event(EventIndexRebuilt, filepath.Base(s.index.file.path), 0, err.Error())
 		}
 		return s.index.first()
