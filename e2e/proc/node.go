@@ -89,3 +89,6 @@ func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
 	}
 	return &Node{Process: p, Data: d.Data, Client: at(0), Admin: at(1), again: start}, nil
 }
+
+// adminOption is the option of `dev` that moves the admin port.
+const adminOption = "broker.listen.admin"

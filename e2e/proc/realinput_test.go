@@ -2,8 +2,10 @@ package proc
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -72,8 +74,44 @@ func (n *Node) restart(t *testing.T) {
 	}
 }
 
-// The outcomes of the records of one document, by line.
-type outcomes struct {
+// numbered is a record whose value begins with the number of its line, which
+// makes lines that are alike different.
+func numbered(d *document, i int) string { return strconv.Itoa(i) + "\t" + d.lines[i] }
+
+// readNumbered reads the topic, whose records are numbered, and checks that
+// each was written, none is there twice, and each document keeps its order.
+// each is told of every record. It returns how many there are.
+func readNumbered(t *testing.T, n *Node, topic string, docs []document, each func(key string, i int, offset int64) error) int {
+	t.Helper()
+	lines := map[string]*document{}
+	for i := range docs {
+		lines[docs[i].path] = &docs[i]
+	}
+	last := map[string]int{}
+	got := newReader()
+	got.each = func(key string, offset int64, value []byte) error {
+		number, _, _ := strings.Cut(string(value), "\t")
+		i, err := strconv.Atoi(number)
+		d := lines[key]
+		if err != nil || d == nil || i < 0 || i >= len(d.lines) || numbered(d, i) != string(value) {
+			return fmt.Errorf("%s: read %q, which was never written", key, value)
+		}
+		if before, ok := last[key]; ok && i <= before {
+			return fmt.Errorf("%s: line %d comes after line %d", key, i, before)
+		}
+		last[key] = i
+		return each(key, i, offset)
+	}
+	consume := n.command(t, "consume", topic, "--exit-at-end", "--print", consumedFormat)
+	consume.Stdout = got
+	if r := n.try(t, consume); r.Code != 0 {
+		t.Fatalf("consume: exit code %d\n%s", r.Code, r.Stderr)
+	}
+	return got.records
+}
+
+// fate is what became of the lines of one document.
+type fate struct {
 	offset []int64 // -1 unless acknowledged
 	known  []bool  // whether the outcome is known: acknowledged, or failed for certain
 }
@@ -93,27 +131,25 @@ func TestRealInputThroughKill9(t *testing.T) {
 		acked   int
 		unknown int
 		failed  int
-		byPath  = map[string]*outcomes{}
+		fates   = map[string]*fate{}
 		halfway = make(chan struct{})
 		half    = records(docs) / 2
 	)
 	for _, d := range docs {
-		byPath[d.path] = &outcomes{offset: make([]int64, len(d.lines)), known: make([]bool, len(d.lines))}
+		fates[d.path] = &fate{offset: make([]int64, len(d.lines)), known: make([]bool, len(d.lines))}
 	}
 	var g errgroup.Group
 	g.Go(func() error {
 		err := interleaved(docs, func(d *document, i int) error {
-			o := byPath[d.path]
-			// The number of the line makes lines that are alike different.
-			r := client.Record{Topic: "source", Key: []byte(d.path), Value: []byte(strconv.Itoa(i) + "\t" + d.lines[i])}
-			p.Produce(t.Context(), r, func(res client.Result) {
+			f := fates[d.path]
+			p.Produce(t.Context(), client.Record{Topic: "source", Key: []byte(d.path), Value: []byte(numbered(d, i))}, func(res client.Result) {
 				mu.Lock()
 				defer mu.Unlock()
-				o.offset[i] = -1
-				o.known[i] = res.Outcome() != client.Unknown
+				f.offset[i] = -1
+				f.known[i] = res.Outcome() != client.Unknown
 				switch res.Outcome() {
 				case client.Acknowledged:
-					o.offset[i] = res.Offset
+					f.offset[i] = res.Offset
 					if acked++; acked == half {
 						close(halfway)
 					}
@@ -146,49 +182,81 @@ func TestRealInputThroughKill9(t *testing.T) {
 		t.Errorf("%d records failed: a restart within the delivery timeout must not fail any for certain", failed)
 	}
 
-	lines := map[string]*document{}
-	for i := range docs {
-		lines[docs[i].path] = &docs[i]
-	}
-	last := map[string]int{} // document → its last line that was read
-	seen := map[string]int{} // document → how many acknowledged lines were read
-	got := newReader()
-	got.each = func(key string, offset int64, value []byte) error {
-		number, line, _ := strings.Cut(string(value), "\t")
-		i, err := strconv.Atoi(number)
-		d := lines[key]
-		if err != nil || d == nil || i >= len(d.lines) || d.lines[i] != line {
-			return fmt.Errorf("%s: read %q, which was never written", key, value)
-		}
-		if before, ok := last[key]; ok && i <= before {
-			return fmt.Errorf("%s: line %d comes after line %d", key, i, before)
-		}
-		last[key] = i
-		o := byPath[key]
+	found := 0 // acknowledged and there
+	readNumbered(t, node, "source", docs, func(key string, i int, offset int64) error {
+		f := fates[key]
 		switch {
-		case o.offset[i] >= 0 && o.offset[i] != offset:
-			return fmt.Errorf("%s: line %d was acknowledged at offset %d and is at %d", key, i, o.offset[i], offset)
-		case o.offset[i] >= 0:
-			seen[key]++
-		case o.known[i]:
+		case f.offset[i] >= 0 && f.offset[i] != offset:
+			return fmt.Errorf("%s: line %d was acknowledged at offset %d and is at %d", key, i, f.offset[i], offset)
+		case f.offset[i] >= 0:
+			found++
+		case f.known[i]:
 			return fmt.Errorf("%s: line %d failed for certain, and is in the log at offset %d", key, i, offset)
 		}
 		return nil
+	})
+	if found != acked {
+		t.Errorf("%d records were acknowledged and %d of them are there", acked, found)
 	}
-	consume := node.command(t, "consume", "source", "--exit-at-end", "--print", consumedFormat)
-	consume.Stdout = got
-	if r := node.try(t, consume); r.Code != 0 {
-		t.Fatalf("consume: exit code %d\n%s", r.Code, r.Stderr)
-	}
-	for path, o := range byPath {
-		want := 0
-		for _, offset := range o.offset {
-			if offset >= 0 {
-				want++
-			}
+}
+
+// The same by the command line, which says how many were acknowledged and how
+// many may or may not be stored.
+func TestProduceCommandThroughKill9(t *testing.T) {
+	docs := corpus(t, fraction(40))
+	total := records(docs)
+	node := dev(t, Dev{})
+	node.cli(t, "topic", "create", "source", "--partitions", "8")
+	numberedDocs := make([]document, len(docs))
+	for i := range docs {
+		numberedDocs[i] = document{path: docs[i].path, lines: make([]string, len(docs[i].lines))}
+		for j := range docs[i].lines {
+			numberedDocs[i].lines[j] = numbered(&docs[i], j)
 		}
-		if seen[path] != want {
-			t.Errorf("%s: %d lines were acknowledged and %d of them are there", path, want, seen[path])
-		}
 	}
+	in := must[*os.File](t)(os.Open(writeInput(t, numberedDocs)))
+	defer in.Close()
+	size := must[os.FileInfo](t)(in.Stat()).Size()
+	halfway := make(chan struct{})
+	produce := node.command(t, "produce", "source", "--key-separator", `\t`, "--acks", "all", "--format", "json")
+	produce.Stdin = &signalReader{r: in, after: size / 2, signal: halfway}
+	var g errgroup.Group
+	var result Result
+	g.Go(func() (err error) {
+		result, err = Do(produce)
+		return err
+	})
+	<-halfway
+	node.kill9AndRestart(t)
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	var count struct{ Acknowledged, Failed, Unknown int }
+	if err := json.Unmarshal([]byte(result.Stdout), &count); err != nil {
+		t.Fatalf("produce: %v in %q\n%s", err, result.Stdout, result.Stderr)
+	}
+	t.Logf("%+v of %d", count, total)
+	if count.Acknowledged+count.Failed+count.Unknown != total || count.Failed != 0 || (result.Code == 0) != (count.Unknown == 0) {
+		t.Errorf("produce says %+v of %d records, with exit code %d\n%s", count, total, result.Code, result.Stderr)
+	}
+	got := readNumbered(t, node, "source", docs, func(string, int, int64) error { return nil })
+	if got < count.Acknowledged || got > count.Acknowledged+count.Unknown {
+		t.Errorf("read %d records; %d were acknowledged and %d are unknown", got, count.Acknowledged, count.Unknown)
+	}
+}
+
+// A signalReader closes signal once so many bytes were read.
+type signalReader struct {
+	r      io.Reader
+	after  int64
+	signal chan struct{}
+}
+
+func (s *signalReader) Read(b []byte) (int, error) {
+	n, err := s.r.Read(b)
+	before := s.after
+	if s.after -= int64(n); before > 0 && s.after <= 0 {
+		close(s.signal)
+	}
+	return n, err
 }

@@ -1,0 +1,191 @@
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// refused starts a node that must not come up, and returns what it says.
+func refused(t *testing.T, d Dev) string {
+	t.Helper()
+	n, err := LaunchDev(t.Context(), binary(t), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Kill()
+	give := time.NewTimer(30 * time.Second)
+	defer give.Stop()
+	select {
+	case <-n.Exited():
+	case <-give.C:
+		t.Fatalf("it goes on running; its log ends\n%s", n.Log())
+	}
+	if n.Code() <= 0 {
+		t.Errorf("exit code %d, want one above 0", n.Code())
+	}
+	return n.Log()
+}
+
+// says wants a message that a person can act on: words that tell what is
+// wrong, and no stack of a panic.
+func says(t *testing.T, log string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(log, w) {
+			t.Errorf("want %q in the log, which is\n%s", w, log)
+		}
+	}
+	for _, bad := range []string{"panic:", "goroutine "} {
+		if strings.Contains(log, bad) {
+			t.Errorf("it panicked:\n%s", log)
+		}
+	}
+}
+
+func TestBadStart_occupiedPort(t *testing.T) {
+	n := dev(t, Dev{})
+	for name, args := range map[string][]string{
+		"client": {"--listen", n.Client},
+		"admin":  {"--set", adminOption + "=" + n.Admin},
+	} {
+		t.Run(name, func(t *testing.T) {
+			says(t, refused(t, Dev{Data: t.TempDir(), Args: args}), args[1][strings.IndexByte(args[1], '=')+1:], "in use")
+		})
+	}
+}
+
+func TestBadStart_dataInUse(t *testing.T) {
+	n := dev(t, Dev{})
+	says(t, refused(t, Dev{Data: n.Data}), n.Data, "in use")
+	n.cli(t, "cluster", "health")
+}
+
+// The logs of one cluster below the metadata of another would be taken for
+// nobody's, or for somebody else's.
+func TestBadStart_dataOfAnotherCluster(t *testing.T) {
+	var dirs [2]string
+	for i := range dirs {
+		n := dev(t, Dev{})
+		n.cli(t, "topic", "create", "mine", "--partitions", "1")
+		write(t, n, "mine", "a\nb\n")
+		n.stop(t)
+		dirs[i] = n.Data
+	}
+	mixed := t.TempDir()
+	for dir, part := range map[string]string{dirs[0]: "controller", dirs[1]: "broker"} {
+		if err := os.Rename(filepath.Join(dir, part), filepath.Join(mixed, part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := listing(t, mixed+"/broker")
+	says(t, refused(t, Dev{Data: mixed}), "cluster")
+	if after := listing(t, mixed+"/broker"); after != before {
+		t.Errorf("the refused start changed the other cluster's files from\n%s\nto\n%s", before, after)
+	}
+}
+
+// listing returns the names and sizes of the log files below dir.
+func listing(t *testing.T, dir string) string {
+	t.Helper()
+	var out strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".log" {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			out.WriteString(path + " " + info.ModTime().String() + "\n")
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Len() == 0 {
+		t.Fatalf("no log files in %s", dir)
+	}
+	return out.String()
+}
+
+func TestBadStart_configuration(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "typo.yaml")
+	if err := os.WriteFile(file, []byte("id: 1\nlisten:\n  cleint: 127.0.0.1:1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"unknown option":        {[]string{"broker", "--set", "id=1", "--set", "storage.reserve=1GiB"}, []string{"storage.reserve"}},
+		"unknown key in a file": {[]string{"broker", "--config", file}, []string{"cleint", "typo.yaml:3"}},
+		"no such file":          {[]string{"broker", "--config", file + ".gone"}, []string{"typo.yaml.gone"}},
+		"no id":                 {[]string{"broker"}, []string{"id"}},
+		"a value without unit":  {[]string{"broker", "--set", "id=1", "--set", "storage.reserve_bytes=5"}, []string{"storage.reserve_bytes", "unit"}},
+		"contradiction": {
+			[]string{"broker", "--set", "id=1", "--set", "shutdown.timeout=1s", "--set", "shutdown.hand_over_timeout=10s"},
+			[]string{"shutdown.hand_over_timeout"},
+		},
+		"open internal port": {
+			[]string{"broker", "--set", "id=1", "--set", "listen.internal=10.1.2.3:7421"},
+			[]string{"listen.internal", "security.cluster_secret"},
+		},
+		"bind-all address advertised": {
+			[]string{"broker", "--set", "id=1", "--set", "listen.client=0.0.0.0:7420"},
+			[]string{"listen.advertised_client"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := Do(binary(t).Command(t.Context(), c.args...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Code != 2 {
+				t.Errorf("exit code %d, want 2", r.Code)
+			}
+			says(t, r.Stderr, c.want...)
+		})
+	}
+}
+
+// The example configurations load.
+func TestDeploymentsLoad(t *testing.T) {
+	for _, process := range []string{"broker", "controller"} {
+		r, err := Do(binary(t).Command(t.Context(), process, "--config", filepath.Join("..", "..", "deployments", process+".yaml"), "--check-config"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Code != 0 {
+			t.Errorf("deployments/%s.yaml: exit code %d\n%s%s", process, r.Code, r.Stdout, r.Stderr)
+		}
+	}
+}
+
+func TestCleanStop(t *testing.T) {
+	n := dev(t, Dev{})
+	n.cli(t, "topic", "create", "kept", "--partitions", "3")
+	write(t, n, "kept", "a\nb\nc\n")
+	for range 3 {
+		begin := time.Now()
+		n.stop(t)
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("an idle node took %v to stop", took)
+		}
+		n.restart(t)
+		if got := strings.Count(n.cli(t, "consume", "kept", "--exit-at-end"), "\n"); got != 3 {
+			t.Errorf("%d records after a restart, want 3", got)
+		}
+	}
+}
+
+// write produces lines by the command line.
+func write(t *testing.T, n *Node, topic, lines string) {
+	t.Helper()
+	cmd := n.command(t, "produce", topic)
+	cmd.Stdin = strings.NewReader(lines)
+	if r := n.try(t, cmd); r.Code != 0 {
+		t.Fatalf("produce: exit code %d\n%s", r.Code, r.Stderr)
+	}
+}
