@@ -126,7 +126,7 @@ func (r *Root) checkpointAll(ctx context.Context) {
 	if r.usable() != nil {
 		return
 	}
-	if err := r.saveUnverifiedInTurn(); err != nil {
+	if err := errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn()); err != nil {
 		r.opts.OnWarning(err)
 	}
 }
@@ -193,7 +193,7 @@ func (r *Root) markInTurn(brokerEpoch int64) error {
 	if brokerEpoch <= 0 {
 		brokerEpoch = r.start.BrokerEpoch
 	}
-	if err := r.saveUnverifiedInTurn(); err != nil {
+	if err := errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn()); err != nil {
 		return err
 	}
 	return r.writeNote(markerName, marker{directory: r.ID().DirectoryID, brokerEpoch: brokerEpoch}.encode())
