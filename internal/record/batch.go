@@ -44,7 +44,7 @@ func (b *Batch) Seal(base Offset, epoch Epoch, appendTimeMs int64, tt TimestampT
 	b.TimestampType = tt
 	size := b.end - b.start
 	first := b.end - b.FrameSize()
-	if first < 0 || !b.Header.plausible(size) || !tt.Valid() || !b.Compression.Valid() {
+	if first < 0 || !b.plausible(size) || !tt.Valid() || !b.Compression.Valid() {
 		panic(fmt.Sprintf("record: sealing an impossible batch: payload at %d, %+v", b.start, b.Header))
 	}
 	body := HeaderSize + payloadTagSize + lengthSize(size) + size

@@ -48,7 +48,7 @@ func genBatch() *rapid.Generator[*runnelv1.RecordBatch] {
 			}
 			if last >= int64(i) || rapid.Bool().Draw(t, "own offset") {
 				last += int64(rapid.Uint32Range(1, 1000).Draw(t, "step"))
-				r.OffsetDelta = proto.Uint32(uint32(last))
+				r.OffsetDelta = new(uint32(last))
 			} else {
 				last = int64(i)
 			}
