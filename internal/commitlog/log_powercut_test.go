@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -180,7 +179,7 @@ func (p *powerCut) recovered(disk *vfs.Mem) error {
 		return fmt.Errorf("%w\nrecovery: %+v", err, rec)
 	}
 	if err := checkIndexes(l, h.cfg.IndexIntervalBytes); err != nil {
-		return err
+		return fmt.Errorf("%w\nrecovery: %+v", err, rec)
 	}
 	if l.Durable() != l.End() {
 		return fmt.Errorf("recovery left [%d,%d) unsynced", l.Durable(), l.End())
@@ -207,9 +206,10 @@ func (p *powerCut) judge(l *Log) (model, error) {
 	for _, m := range allowed {
 		m = m.clone()
 		m.deleteBefore(l.Start())
-		prefix := slices.IndexFunc(append(m.batches, modelBatch{after: m.end, base: m.end}), func(b modelBatch) bool {
-			return b.after >= l.End() || b.base >= l.End()
-		})
+		prefix := 0
+		for prefix < len(m.batches) && m.batches[prefix].last < l.End() {
+			prefix++
+		}
 		want := m
 		want.batches = m.batches[:prefix]
 		want.end, want.durable = l.End(), l.End()

@@ -164,6 +164,12 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 	l.unsynced = []*segment{last}
 	l.mu.Unlock()
 	for _, h := range held {
+		if h.base < last.base {
+			// It stays, and nothing else will sync it.
+			if err := l.syncSegment(h, true); err != nil {
+				return l.failed.Set(err)
+			}
+		}
 		h.file.release()
 	}
 	if err := l.unlink(v.segments[keep+1:]); err != nil {

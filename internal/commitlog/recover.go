@@ -229,7 +229,7 @@ func (r *recovery) loadEpochs() error {
 func (r *recovery) epochsOfBatches() (epochList, error) {
 	var list epochList
 	for _, s := range r.segments {
-		err := r.walk(s, 0, false, func(_ int64, f *record.Frame) bool {
+		err := r.walk(s, 0, func(_ int64, f *record.Frame) bool {
 			if f.Header.LeaderEpoch > list.last() {
 				list = list.begin(f.Header.LeaderEpoch, f.Header.BaseOffset)
 			}
@@ -243,14 +243,14 @@ func (r *recovery) epochsOfBatches() (epochList, error) {
 }
 
 // walk calls fn for the sound frames of s from pos on, until it returns false.
-func (r *recovery) walk(s *segment, pos int64, payloads bool, fn func(pos int64, f *record.Frame) bool) error {
+func (r *recovery) walk(s *segment, pos int64, fn func(pos int64, f *record.Frame) bool) error {
 	f, err := s.file.acquire()
 	if err != nil {
 		return err
 	}
 	defer s.file.release()
 
-	scan := scanner{file: f, size: r.fileSize[s], payloads: payloads}
+	scan := scanner{file: f, size: r.fileSize[s]}
 	defer func() { r.l.bytesRead.Add(scan.bytesRead) }()
 	for {
 		fr, v, err := scan.frame(pos)

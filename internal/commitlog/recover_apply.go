@@ -150,6 +150,9 @@ func (r *recovery) syncScanned() error {
 		}
 		err = f.Sync()
 		s.file.release()
+		if err == nil {
+			err = s.index.sync()
+		}
 		if err != nil {
 			return l.failed.Set(err)
 		}

@@ -23,7 +23,7 @@ func (r *recovery) trust() (bool, error) {
 	e := r.peekIndex(s)
 	r.start(s, e)
 	pos := e.pos
-	err := r.walk(s, e.pos, false, func(at int64, f *record.Frame) bool {
+	err := r.walk(s, e.pos, func(at int64, f *record.Frame) bool {
 		if at == e.pos && at > 0 && f.Header.BaseOffset != e.offset {
 			return false
 		}
@@ -72,10 +72,19 @@ func (r *recovery) firstAppend(s *segment) error {
 	if s.firstAppend.Load() != 0 || s.size.Load() == 0 {
 		return nil
 	}
-	return r.walk(s, 0, false, func(_ int64, f *record.Frame) bool {
-		s.firstAppend.Store(f.Header.AppendTimeMs)
-		return false
-	})
+	f, err := s.file.acquire()
+	if err != nil {
+		return err
+	}
+	defer s.file.release()
+
+	scan := scanner{file: f, size: r.fileSize[s], single: true}
+	fr, v, err := scan.frame(0)
+	r.l.bytesRead.Add(scan.bytesRead)
+	if v == record.OK {
+		s.firstAppend.Store(fr.Header.AppendTimeMs)
+	}
+	return err
 }
 
 // peekIndex returns the last entry of the index of s, and reads no more of it
@@ -148,7 +157,9 @@ func (r *recovery) scan() error {
 	}
 	from := 0
 	if r.mark != unknownMark {
-		for from+1 < len(r.segments) && r.segments[from+1].base <= r.mark {
+		// A segment that ends at the mark is looked at too: its index was
+		// synced only together with what comes after.
+		for from+1 < len(r.segments) && r.segments[from+1].base < r.mark {
 			from++
 		}
 	}
@@ -183,14 +194,14 @@ func (r *recovery) bridge(i int, base record.Offset) bool {
 	case base < r.next:
 		// It overlaps what is before it. Nothing of ours writes that.
 		r.drop(i, "overlaps the segment before it")
-		if r.next < r.mark && r.mark != unknownMark {
+		if r.belowMark() && r.mark != unknownMark {
 			r.lose(r.mark, r.segments[i], 0, "overlap")
 		}
 		return false
-	case r.next < r.mark && base <= r.mark:
+	case r.belowMark() && base <= r.mark:
 		r.lose(base, r.segments[i], 0, "the batches before this segment are missing")
 		return true
-	case r.next < r.mark:
+	case r.belowMark():
 		r.lose(r.mark, r.segments[i], 0, "the batches before this segment are missing")
 		fallthrough
 	default:
@@ -198,6 +209,10 @@ func (r *recovery) bridge(i int, base record.Offset) bool {
 		return false
 	}
 }
+
+// belowMark reports whether the log has offsets that should be durable where
+// the scan is. What is below the log start need not be.
+func (r *recovery) belowMark() bool { return max(r.next, r.kept.logStart) < r.mark }
 
 // drop gives up the segments from index i on.
 func (r *recovery) drop(i int, why string) {
@@ -297,7 +312,7 @@ func (r *recovery) misplaced(f *record.Frame, v record.Verdict, s *segment, pos 
 // ends here.
 func (r *recovery) bad(i int, scan *scanner, pos int64, f *record.Frame, v record.Verdict, why string) (next int64, more bool, err error) {
 	s := r.segments[i]
-	if r.next < r.mark {
+	if r.belowMark() {
 		e, found, err := r.goOn(i, scan, pos, f, v)
 		if err != nil {
 			return 0, false, err

@@ -147,12 +147,14 @@ func (l *Log) raiseStart(next *view) error {
 	l.checkpointing.take()
 	defer l.checkpointing.give()
 
-	if list := l.epochs.Load().trim(next.start); len(list) != len(*l.epochs.Load()) {
-		l.epochs.Store(&list)
-	}
 	if err := l.checkpointFrom(next.start); err != nil {
 		return err
 	}
 	l.view.Store(next)
+	// The next checkpoint writes the shorter list: until the log start is
+	// durable the whole one is needed.
+	if list := l.epochs.Load().trim(next.start); len(list) != len(*l.epochs.Load()) {
+		l.epochs.Store(&list)
+	}
 	return nil
 }

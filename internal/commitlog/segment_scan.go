@@ -21,6 +21,8 @@ type scanner struct {
 	size int64
 	// payloads makes it check payloads too.
 	payloads bool
+	// single says that one header is wanted, and nothing is read ahead.
+	single bool
 	// bytesRead counts what was read from the file.
 	bytesRead int64
 
@@ -89,8 +91,11 @@ func (s *scanner) window(pos int64, n int) ([]byte, error) {
 		return s.buf[pos-s.at:], nil
 	}
 	want := headerWindow
-	if s.payloads {
+	switch {
+	case s.payloads:
 		want = payloadWindow
+	case s.single:
+		want = 0
 	}
 	want = int(max(int64(n), min(int64(want), s.size-pos)))
 	if cap(s.buf) < want {
