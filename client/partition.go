@@ -28,9 +28,9 @@ type partition struct {
 	queue    []*batch
 	inflight []*batch
 	refused  []*batch
-	// proven is the size of the largest batch that a broker has taken. A larger
-	// one is sent alone: should it be too large, nothing later is stored before
-	// its parts.
+	// proven is the size of the largest batch that a broker has taken since the
+	// last refusal or lost stream. A larger one is sent alone: should it be
+	// refused, nothing later is stored before it comes again.
 	proven int
 	// pausedTill is when a refused batch may be sent again.
 	pausedTill time.Time
@@ -207,6 +207,8 @@ type verdict struct {
 	again bool
 	// split: it is too large, and may be sent in parts.
 	split bool
+	// lost: the stream is gone.
+	lost  bool
 	pause time.Duration
 }
 
@@ -221,12 +223,16 @@ func (pt *partition) answered(b *batch, v verdict) {
 	if v.err == nil || errors.Is(v.err, ErrOutcomeUnknown) {
 		out = pt.overtakenLocked(out)
 	}
+	if v.lost {
+		pt.proven = 0
+	}
 	switch {
 	case b.stage == stageSettled: // its time was up before
 		b.drop(&pt.p.builders)
 	case v.again || v.split && len(b.entries) > 1:
 		b.stage, b.lastErr = stageQueued, v.err
 		b.attempts++
+		pt.proven = 0
 		if v.split {
 			b.attempts = 0
 		}
@@ -316,6 +322,7 @@ func backoffFor(n int) time.Duration {
 // queue, in the order they were sent.
 func (pt *partition) returned(bs []*batch, why error) {
 	pt.mu.Lock()
+	pt.proven = 0
 	var head []*batch
 	for _, b := range bs {
 		pt.inflight = remove(pt.inflight, b)

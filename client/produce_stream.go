@@ -388,7 +388,7 @@ func (s *produceStream) bury() {
 			pt.returned(left[pt], s.err)
 		case refused:
 			for _, b := range left[pt] {
-				pt.answered(b, verdict{err: s.err, base: -1})
+				pt.answered(b, verdict{err: s.err, base: -1, lost: true})
 			}
 		default:
 			why := s.err
@@ -396,7 +396,7 @@ func (s *produceStream) bury() {
 				why = errStreamEnded
 			}
 			for _, b := range left[pt] {
-				pt.answered(b, verdict{err: unknown(fmt.Errorf("%w: %w", errStreamEnded, why)), base: -1})
+				pt.answered(b, verdict{err: unknown(why), base: -1, lost: true})
 			}
 		}
 	}

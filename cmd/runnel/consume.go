@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+type consumeFlags struct {
+	group     string
+	from      string
+	partition int32
+	count     int64
+	exitAtEnd bool
+	print     string
+	null      string
+}
+
+func (a *app) consumeCommand() *cobra.Command {
+	var f consumeFlags
+	c := &cobra.Command{
+		Use:   "consume TOPIC",
+		Short: "Read records and print them",
+		Long: `Prints the records of a topic, one a line, and goes on with those that arrive
+until it is interrupted; with --exit-at-end it stops at the end as it was at the
+start. Records of a partition come in order.
+
+--from says where to begin: earliest, latest, an offset, a time such as
+@2026-01-31T12:00:00Z, or -10 for the last ten records of each partition.
+
+--print says what to print of each:
+` + templateHelp + `.`,
+		Example: `  runnel consume orders --exit-at-end
+  runnel consume orders --from -10 --print '%T %p/%o %k: %v'
+  runnel consume orders --from latest --count 1 --format json`,
+		Args: args("TOPIC"),
+		RunE: func(c *cobra.Command, names []string) error {
+			if c.Flags().Changed("partition") && f.partition < 0 {
+				return usagef("--partition %d: the first is 0", f.partition)
+			}
+			if c.Flags().Changed("count") && f.count < 1 {
+				return usagef("--count %d: want 1 or more", f.count)
+			}
+			if f.group != "" {
+				return usagef("--group: consumer groups are not available in this version; leave it out to read all partitions directly")
+			}
+			return a.consume(c.Context(), names[0], f)
+		},
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.group, "group", "", "read as a member of this consumer group (not available in this version)")
+	fs.StringVar(&f.from, "from", "earliest", "where to begin: `earliest|latest|OFFSET|@TIME|-N`")
+	fs.Int32Var(&f.partition, "partition", client.AnyPartition, "read only this partition (default: all)")
+	fs.Int64Var(&f.count, "count", 0, "stop after so many records (default: go on)")
+	fs.BoolVar(&f.exitAtEnd, "exit-at-end", false, "stop at the end, as it is at the start")
+	fs.StringVar(&f.print, "print", "%v", "what to print of each record, see above")
+	fs.StringVar(&f.null, "null", "", "what to print for a key or value that is absent")
+	complete(c, "from", "earliest", "latest")
+	return c
+}
+
+// parseFrom reads --from.
+func parseFrom(s string) (client.Start, error) {
+	switch {
+	case s == "earliest":
+		return client.Earliest(), nil
+	case s == "latest":
+		return client.Latest(), nil
+	case strings.HasPrefix(s, "@"):
+		t, err := time.Parse(time.RFC3339Nano, s[1:])
+		if err != nil {
+			return client.Start{}, usagef("--from %q: want a time such as @2026-01-31T12:00:00Z", s)
+		}
+		return client.AtTime(t), nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	switch {
+	case err != nil:
+		return client.Start{}, usagef("--from %q: want earliest, latest, an offset, @TIME, or -N for the last N records", s)
+	case strings.HasPrefix(s, "-"):
+		return client.BeforeEnd(-n), nil
+	}
+	return client.AtOffset(n), nil
+}
+
+func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
+	start, err := parseFrom(f.from)
+	if err != nil {
+		return err
+	}
+	t, err := parseTemplate(f.print, f.null)
+	if err != nil {
+		return usagef("--print: %w", err)
+	}
+	c, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // the reader was closed before
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	r, err := c.NewReader(client.RetryTimeout(a.timeout))
+	if err != nil {
+		return err
+	}
+	defer r.Close() //nolint:errcheck // it cannot fail
+	assign, cancel := context.WithTimeout(ctx, a.timeout)
+	err = r.Assign(assign, client.Assignment{Topic: topic, Partition: f.partition, Start: start, AtEnd: f.exitAtEnd})
+	cancel()
+	if err != nil {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		return err
+	}
+	out := &printer{w: bufio.NewWriterSize(a.out, 256<<10), template: t, json: a.format == "json", left: f.count}
+	err = out.all(ctx, r)
+	if ferr := out.w.Flush(); err == nil {
+		err = ferr
+	}
+	if err != nil && ctx.Err() != nil {
+		if f.exitAtEnd || f.count > 0 {
+			return errInterrupted
+		}
+		return nil // it is how one stops following
+	}
+	return err
+}
+
+// A printer prints records.
+type printer struct {
+	w        *bufio.Writer
+	template template
+	json     bool
+	left     int64 // records to print; 0 at first: no bound
+	line     []byte
+}
+
+var errCount = errors.New("printed enough")
+
+func (p *printer) all(ctx context.Context, r *client.Reader) error {
+	for {
+		b, err := r.Poll(ctx)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		err = p.batch(b)
+		switch {
+		case errors.Is(err, errCount):
+			return nil
+		case err != nil:
+			return err
+		}
+		// Whoever follows sees a record when it is there.
+		if err := p.w.Flush(); err != nil {
+			return fmt.Errorf("print: %w", err)
+		}
+	}
+}
+
+func (p *printer) batch(b *client.Batch) error {
+	for b.Next() {
+		r := b.Record()
+		var err error
+		if p.json {
+			p.line, err = appendJSON(p.line[:0], &r)
+		} else {
+			p.line = p.template.append(p.line[:0], &r)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := p.w.Write(p.line); err != nil {
+			return fmt.Errorf("print: %w", err)
+		}
+		if p.left > 0 {
+			if p.left--; p.left == 0 {
+				return errCount
+			}
+		}
+	}
+	return b.Err()
+}

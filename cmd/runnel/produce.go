@@ -1,0 +1,299 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+// maxLine is the longest record that any topic takes, and some room for what
+// is around it.
+const maxLine = 3584 << 10
+
+// shownErrors bounds how many lines are reported one by one.
+const shownErrors = 10
+
+type produceFlags struct {
+	separator   string
+	partition   int32
+	acks        string
+	compression string
+	level       int
+	file        string
+}
+
+func (a *app) produceCommand() *cobra.Command {
+	var f produceFlags
+	c := &cobra.Command{
+		Use:   "produce TOPIC",
+		Short: "Write records, one a line",
+		Long: `Writes a record for each line that is read. With --key-separator, what comes
+before the first separator of a line is the key; a line without one has no key.
+
+It succeeds only when every record was acknowledged. Lines that were refused
+are reported by number, and the others are written all the same. An interrupt
+(Ctrl-C) stops reading and waits for what is under way; a second one does not.`,
+		Example: `  echo hello | runnel produce greetings
+  runnel produce orders --key-separator '\t' --file orders.tsv --compression zstd`,
+		Args: args("TOPIC"),
+		RunE: func(c *cobra.Command, names []string) error {
+			if c.Flags().Changed("partition") && f.partition < 0 {
+				return usagef("--partition %d: the first is 0", f.partition)
+			}
+			return a.produce(c.Context(), names[0], f)
+		},
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.separator, "key-separator", "", "`text` between key and value; \\t is a tab")
+	fs.Int32Var(&f.partition, "partition", -1, "write to this partition (default: by key, those without spread)")
+	fs.StringVar(&f.acks, "acks", "all", "wait for `all|leader|none`")
+	fs.StringVar(&f.compression, "compression", "none", "compress batches: `zstd|lz4|snappy|gzip|none`")
+	fs.IntVar(&f.level, "compression-level", 0, "the compression's own level; 0: its default")
+	fs.StringVar(&f.file, "file", "", "read this file instead of standard input")
+	complete(c, "acks", "all", "leader", "none")
+	complete(c, "compression", "zstd", "lz4", "snappy", "gzip", "none")
+	_ = c.MarkFlagFilename("file")
+	return c
+}
+
+func complete(c *cobra.Command, flag string, values ...string) {
+	if err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // there is no such flag
+	}
+}
+
+func parseAcks(s string) (client.Acks, error) {
+	switch s {
+	case "all":
+		return client.AcksAll, nil
+	case "leader":
+		return client.AcksLeader, nil
+	case "none":
+		return client.AcksNone, nil
+	}
+	return 0, usagef("--acks %q: want all, leader or none", s)
+}
+
+func parseCompression(s string) (client.Compression, error) {
+	switch s {
+	case "none":
+		return client.NoCompression, nil
+	case "gzip":
+		return client.Gzip, nil
+	case "snappy":
+		return client.Snappy, nil
+	case "lz4":
+		return client.LZ4, nil
+	case "zstd":
+		return client.Zstd, nil
+	}
+	return 0, usagef("--compression %q: want zstd, lz4, snappy, gzip or none", s)
+}
+
+// producer returns a producer as the flags say.
+func (a *app) producer(c *client.Client, f produceFlags, more ...client.ProducerOption) (*client.Producer, error) {
+	acks, err := parseAcks(f.acks)
+	if err != nil {
+		return nil, err
+	}
+	compression, err := parseCompression(f.compression)
+	if err != nil {
+		return nil, err
+	}
+	opts := append([]client.ProducerOption{
+		client.RequireAcks(acks), client.Compress(compression, f.level), client.DeliveryTimeout(a.timeout),
+	}, more...)
+	if f.partition >= 0 {
+		opts = append(opts, client.PartitionBy(client.Manual))
+	}
+	p, err := c.NewProducer(opts...)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return p, nil
+}
+
+func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
+	separator, err := unescape(f.separator)
+	if err != nil {
+		return usagef("--key-separator: %w", err)
+	}
+	in, size, err := a.input(f.file)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	c, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // the producer was closed before
+	p, err := a.producer(c, f)
+	if err != nil {
+		return err
+	}
+	l := &loader{app: a, topic: topic, separator: []byte(separator), partition: f.partition, producer: p, lines: newLines(in, maxLine)}
+	ctx, release := interruptible(ctx)
+	defer release()
+	bar := startProgress(a.err, size, func() (int64, int64) { return l.bytes.Load(), l.acked.Load() })
+	readErr := l.load(ctx)
+	// What was read is delivered, also after an interrupt; another one ends
+	// that.
+	release()
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout)
+	closing, again := interruptible(closing)
+	_ = p.Close(closing) // what it means shows in the outcomes
+	again()
+	cancel()
+	bar.close()
+	return l.report(readErr)
+}
+
+// interruptible ends ctx at SIGINT.
+func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, os.Interrupt)
+}
+
+// input opens what to read, and returns its size, 0 when that is not known.
+func (a *app) input(file string) (io.ReadCloser, int64, error) {
+	if file == "" {
+		return io.NopCloser(a.in), 0, nil
+	}
+	in, err := os.Open(file)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := in.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return in, 0, nil //nolint:nilerr // the size is for the progress bar only
+	}
+	return in, info.Size(), nil
+}
+
+// A loader writes lines as records and counts what became of them.
+type loader struct {
+	app       *app
+	topic     string
+	separator []byte
+	partition int32
+	producer  *client.Producer
+	lines     *lines
+	stopped   atomic.Bool
+	bytes     atomic.Int64
+	acked     atomic.Int64
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	failed, unknown int64
+	first           error // of those that were not acknowledged
+	timedOut        bool
+}
+
+// load reads to the end, or until ctx ends. A read from a terminal cannot be
+// interrupted: the goroutine that is in one ends with the process.
+func (l *loader) load(ctx context.Context) error {
+	done := make(chan error, 1)
+	var reader sync.WaitGroup
+	reader.Go(func() { done <- l.read(ctx) })
+	select {
+	case err := <-done:
+		reader.Wait()
+		return err
+	case <-ctx.Done():
+		l.stopped.Store(true)
+		return errInterrupted
+	}
+}
+
+func (l *loader) read(ctx context.Context) error {
+	for !l.stopped.Load() {
+		line, err := l.lines.next()
+		l.bytes.Store(l.lines.read)
+		number := l.lines.n
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, errLineTooLong):
+			l.outcome(number, fmt.Errorf("it is over %d bytes, more than any topic takes", maxLine))
+			continue
+		case err != nil:
+			return fmt.Errorf("read line %d: %w", number+1, err)
+		}
+		r := client.Record{Topic: l.topic, Partition: l.partition, Value: line}
+		if len(l.separator) > 0 {
+			if key, value, found := bytes.Cut(line, l.separator); found {
+				r.Key, r.Value = key, value
+			}
+		}
+		l.producer.Produce(ctx, r, func(res client.Result) {
+			if res.Err == nil {
+				l.acked.Add(1)
+				return
+			}
+			l.outcome(number, res.Err)
+		})
+	}
+	return errInterrupted
+}
+
+// outcome takes note of a record that was not acknowledged.
+func (l *loader) outcome(line int64, err error) {
+	if errors.Is(err, context.Canceled) && l.stopped.Load() {
+		return // it was read after the interrupt
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if errors.Is(err, client.ErrOutcomeUnknown) {
+		l.unknown++
+	} else {
+		l.failed++
+	}
+	if l.first == nil {
+		l.first = err
+	}
+	if l.failed+l.unknown <= shownErrors {
+		fmt.Fprintf(l.app.err, "runnel: line %d: %v\n", line, err)
+	}
+}
+
+// report says how it went, and fails unless every line was acknowledged.
+func (l *loader) report(readErr error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	acked, bad := l.acked.Load(), l.failed+l.unknown
+	if bad > shownErrors {
+		fmt.Fprintf(l.app.err, "runnel: and %d lines more\n", bad-shownErrors)
+	}
+	if readErr == nil && bad == 0 {
+		if l.app.format == "json" {
+			return l.app.printJSON(map[string]int64{"acknowledged": acked, "failed": 0, "unknown": 0})
+		}
+		if interactive(l.app.err) {
+			fmt.Fprintf(l.app.err, "%d records acknowledged\n", acked)
+		}
+		return nil
+	}
+	if l.app.format == "json" {
+		if err := l.app.printJSON(map[string]int64{"acknowledged": acked, "failed": l.failed, "unknown": l.unknown}); err != nil {
+			return err
+		}
+	}
+	text := fmt.Sprintf("%d records were acknowledged, %d failed and are not stored, %d may or may not be stored", acked, l.failed, l.unknown)
+	switch {
+	case readErr != nil:
+		return fmt.Errorf("%w: %s", readErr, text)
+	default:
+		return fmt.Errorf("%s; the first: %w", text, l.first)
+	}
+}

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitTimeout     = 3   // it took too long, or nobody could be reached
+	exitInterrupted = 130 // as shells do it: 128 + SIGINT
+)
+
+const defaultBrokers = "127.0.0.1:7420"
+
+// A terminal is what a command reads from and writes to.
+type terminal struct {
+	in     io.Reader
+	out    io.Writer
+	err    io.Writer
+	getenv func(string) string
+}
+
+// interactive reports whether w is a screen that somebody looks at.
+func interactive(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
+}
+
+// app is what all commands share.
+type app struct {
+	terminal
+
+	brokers []string
+	timeout time.Duration
+	format  string
+}
+
+// run runs one command line and returns its exit code.
+func run(ctx context.Context, args []string, t terminal) int {
+	a := &app{terminal: t}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(t.in)
+	root.SetOut(t.out)
+	root.SetErr(t.err)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	if text := a.explain(err); text != "" {
+		fmt.Fprintln(t.err, "runnel: "+text)
+	}
+	return exitCode(err)
+}
+
+// errQuiet ends a command that has said on its own what went wrong.
+var errQuiet = errors.New("failed")
+
+var errInterrupted = errors.New("interrupted")
+
+// A usageError is a mistake in the command line.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func exitCode(err error) int {
+	_, usage := errors.AsType[usageError](err)
+	switch {
+	case usage || strings.HasPrefix(err.Error(), "unknown command"):
+		return exitUsage
+	case errors.Is(err, errInterrupted):
+		return exitInterrupted
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, client.ErrUnreachable), errors.Is(err, client.ErrDeliveryTimeout):
+		return exitTimeout
+	}
+	return exitFailed
+}
+
+// explain says what went wrong, and what to do about it.
+func (a *app) explain(err error) string {
+	text := err.Error()
+	hint := ""
+	_, usage := errors.AsType[usageError](err)
+	switch {
+	case errors.Is(err, errQuiet):
+		return ""
+	case usage || strings.HasPrefix(text, "unknown command"):
+		hint = "Add --help to see what there is."
+	case errors.Is(err, client.ErrUnreachable):
+		hint = fmt.Sprintf("Tried %s. Start a node here with: runnel dev\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "))
+	case errors.Is(err, client.ErrTopicNotFound):
+		hint = "See the topics there are with: runnel topic list\nor create it with: runnel topic create NAME"
+	case errors.Is(err, context.DeadlineExceeded):
+		hint = fmt.Sprintf("It did not end within %v: see runnel cluster health, or wait longer with --timeout.", a.timeout)
+	}
+	if errors.Is(err, client.ErrOutcomeUnknown) {
+		hint = strings.TrimSpace("Whether it was done is unknown: look before you do it again.\n" + hint)
+	}
+	if hint == "" {
+		return text
+	}
+	return text + "\n" + hint
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "runnel",
+		Short: "A streaming platform that speaks gRPC",
+		Long: `Runnel keeps topics of records, cut into partitions, for any number of readers.
+
+Start a node on this machine with "runnel dev", then, in another shell, create
+a topic, write a line and read it back.`,
+		Example: `  runnel dev
+  runnel topic create hello --partitions 4
+  echo world | runnel produce hello
+  runnel consume hello --exit-at-end`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Version:       version(),
+		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetVersionTemplate("runnel {{.Version}}\n")
+	brokers := a.getenv("RUNNEL_BROKERS")
+	if brokers == "" {
+		brokers = defaultBrokers
+	}
+	f := root.PersistentFlags()
+	f.StringSliceVar(&a.brokers, "brokers", strings.Split(brokers, ","), "`host:port` of one broker or several, with commas; also RUNNEL_BROKERS")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest time to wait for an answer, or for progress")
+	f.StringVar(&a.format, "format", "text", "output `text|json`")
+	f.Lookup("brokers").DefValue = defaultBrokers
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.check() }
+	root.AddGroup(
+		&cobra.Group{ID: "server", Title: "Servers:"},
+		&cobra.Group{ID: "data", Title: "Records:"},
+		&cobra.Group{ID: "manage", Title: "Management:"},
+	)
+	a.addServers(root)
+	add(root, "data", a.produceCommand(), a.consumeCommand(), a.benchCommand())
+	add(root, "manage", a.topicCommand(), a.clusterCommand(), a.logCommand())
+	noFileCompletion(root)
+	return root
+}
+
+// noFileCompletion keeps shells from offering files where none is wanted.
+func noFileCompletion(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		noFileCompletion(sub)
+	}
+	if c.ValidArgsFunction == nil && !c.HasSubCommands() {
+		c.ValidArgsFunction = cobra.NoFileCompletions
+	}
+}
+
+func add(parent *cobra.Command, group string, cs ...*cobra.Command) {
+	for _, c := range cs {
+		c.GroupID = group
+		parent.AddCommand(c)
+	}
+}
+
+// check validates the flags of all commands.
+func (a *app) check() error {
+	if a.format != "text" && a.format != "json" {
+		return usagef("--format %q: want text or json", a.format)
+	}
+	if a.timeout <= 0 {
+		return usagef("--timeout %v: want more than 0", a.timeout)
+	}
+	return nil
+}
+
+// args checks the number of arguments and names them in the error.
+func args(names ...string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, got []string) error {
+		switch {
+		case len(got) < len(names):
+			return usagef("%s is missing", names[len(got)])
+		case len(got) > len(names):
+			return usagef("%q is one argument too many: want %s", got[len(names)], strings.Join(names, " "))
+		}
+		return nil
+	}
+}
+
+// noun is a command that has only subcommands.
+func noun(use, short string, subs ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use: use, Short: short,
+		RunE: func(c *cobra.Command, got []string) error {
+			if len(got) > 0 {
+				return usagef("runnel %s has no command %q", c.Name(), got[0])
+			}
+			return c.Help()
+		},
+	}
+	c.AddCommand(subs...)
+	return c
+}
+
+// connect returns a client; nothing is dialed yet.
+func (a *app) connect() (*client.Client, error) {
+	c, err := client.New(a.brokers, client.UserAgent("runnel-cli/"+version()), client.ConnectTimeout(min(a.timeout, 5*time.Second)))
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return c, nil
+}
+
+// withAdmin calls f with an Admin, within --timeout.
+func (a *app) withAdmin(ctx context.Context, f func(context.Context, *client.Admin) error) error {
+	c, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // nothing is under way any more
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	return f(ctx, c.NewAdmin())
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+type configView struct {
+	Key    string `json:"key"`
+	Value  string `json:"value"`
+	Source string `json:"source"`
+}
+
+func configViews(cs []client.ConfigEntry) []configView {
+	vs := make([]configView, 0, len(cs))
+	for _, c := range cs {
+		vs = append(vs, configView(c))
+	}
+	return vs
+}
+
+func (a *app) printConfigs(cs []client.ConfigEntry) error {
+	var rows [][]string
+	for _, c := range cs {
+		rows = append(rows, []string{c.Key, c.Value, c.Source})
+	}
+	return table(a.out, "config value from", rows)
+}
+
+type partitionView struct {
+	Partition      int32   `json:"partition"`
+	Leader         *int32  `json:"leader"`
+	LeaderEpoch    int64   `json:"leader_epoch"`
+	PartitionEpoch int64   `json:"partition_epoch"`
+	Replicas       []int32 `json:"replicas"`
+	ISR            []int32 `json:"isr"`
+	ELR            []int32 `json:"elr"`
+	MinISR         int32   `json:"min_isr"`
+	LogStart       *int64  `json:"log_start_offset"`
+	HighWatermark  *int64  `json:"high_watermark"`
+	LogEnd         *int64  `json:"log_end_offset"`
+	SizeBytes      *int64  `json:"size_bytes"`
+	Segments       *int32  `json:"segments"`
+	Error          string  `json:"error,omitempty"`
+}
+
+type topicDetailView struct {
+	Name              string          `json:"name"`
+	ID                string          `json:"id"`
+	Partitions        int32           `json:"partition_count"`
+	ReplicationFactor int32           `json:"replication_factor"`
+	Internal          bool            `json:"internal"`
+	Durability        string          `json:"durability"`
+	Configs           []configView    `json:"configs"`
+	PartitionList     []partitionView `json:"partitions"`
+}
+
+// present is v, or nil when it is not known.
+func present[N ~int32 | ~int64](v N) *N {
+	if v < 0 {
+		return nil
+	}
+	return &v
+}
+
+func (a *app) topicDescribe() *cobra.Command {
+	return &cobra.Command{
+		Use: "describe NAME", Short: "Show a topic's configuration, partitions, offsets and sizes", Args: args("NAME"),
+		Example: "  runnel topic describe orders\n  runnel topic describe orders --format json",
+		RunE: func(c *cobra.Command, names []string) error {
+			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {
+				ds, err := admin.DescribeTopics(ctx, names)
+				if err != nil {
+					return err
+				}
+				d, err := one(ds)
+				if err != nil {
+					return err
+				}
+				if d.Err != nil {
+					return fmt.Errorf("describe topic %q: %w", names[0], d.Err)
+				}
+				if a.format == "json" {
+					return a.printJSON(describeView(d))
+				}
+				return a.printTopic(d)
+			})
+		},
+	}
+}
+
+func describeView(d client.TopicDescription) topicDetailView {
+	v := topicDetailView{
+		Name: d.Name, ID: d.ID, Partitions: d.PartitionCount, ReplicationFactor: d.ReplicationFactor,
+		Internal: d.Internal, Durability: d.Durability, Configs: configViews(d.Configs), PartitionList: []partitionView{},
+	}
+	for _, p := range d.Partitions {
+		text := ""
+		if p.Err != nil {
+			text = p.Err.Error()
+		}
+		v.PartitionList = append(v.PartitionList, partitionView{
+			Partition: p.Partition, Leader: present(p.Leader), LeaderEpoch: p.LeaderEpoch, PartitionEpoch: p.PartitionEpoch,
+			Replicas: never(p.Replicas), ISR: never(p.ISR), ELR: never(p.ELR), MinISR: p.MinISR,
+			LogStart: present(p.LogStart), HighWatermark: present(p.HighWatermark), LogEnd: present(p.LogEnd),
+			SizeBytes: present(p.Size), Segments: present(p.Segments), Error: text,
+		})
+	}
+	return v
+}
+
+func (a *app) printTopic(d client.TopicDescription) error {
+	fmt.Fprintf(a.out, "topic %s\nid %s\npartitions %d, replication factor %d\n", d.Name, d.ID, d.PartitionCount, d.ReplicationFactor)
+	if d.Durability != "" {
+		fmt.Fprintf(a.out, "durability: %s\n", d.Durability)
+	}
+	fmt.Fprintln(a.out)
+	var rows [][]string
+	for _, p := range d.Partitions {
+		rows = append(rows, []string{
+			fmt.Sprint(p.Partition), known(p.Leader), fmt.Sprint(p.LeaderEpoch), ids(p.Replicas), ids(p.ISR),
+			known(p.LogStart), known(p.HighWatermark), known(p.LogEnd), bytesText(p.Size), known(p.Segments),
+		})
+	}
+	if err := table(a.out, "partition leader epoch replicas isr start committed end size segments", rows); err != nil {
+		return err
+	}
+	for _, p := range d.Partitions {
+		if p.Err != nil {
+			fmt.Fprintf(a.out, "partition %d: %v\n", p.Partition, p.Err)
+		}
+	}
+	fmt.Fprintln(a.out)
+	return a.printConfigs(d.Configs)
+}
