@@ -40,6 +40,9 @@ func (s *scanner) next() bool {
 	if n < 0 {
 		return s.fail("a field tag", n)
 	}
+	if num > protowire.MaxValidNumber {
+		return s.fail("a field tag", -1)
+	}
 	s.num, s.typ = num, typ
 	at := s.pos + n
 	switch typ {
