@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/google/uuid"
 )
 
 // settle returns what the rules make of a partition's record, or nil when it is so already.
@@ -200,4 +202,20 @@ func (i *Image) Leaderless() int {
 		}
 	}
 	return n
+}
+
+// SettleTopic returns the next transaction of a topic's partitions to be settled.
+func (i *Image) SettleTopic(id uuid.UUID) []Change {
+	var changes []Change
+	for k := range i.unsettled {
+		if k.Topic != id || len(changes) == MaxChanges {
+			continue
+		}
+		if p := i.Partition(k); p != nil {
+			if next := i.settle(p); next != nil {
+				changes = append(changes, put(next, p.Revision))
+			}
+		}
+	}
+	return changes
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -178,4 +179,14 @@ func translate(err error) error {
 	default:
 		return fmt.Errorf("etcd: %w", err)
 	}
+}
+
+// ClientTLS returns how to talk to an external etcd whose certificate caFile verifies, showing a certificate if there is one.
+func ClientTLS(certFile, keyFile, caFile string) (*tls.Config, error) {
+	info := transport.TLSInfo{CertFile: certFile, KeyFile: keyFile, TrustedCAFile: caFile}
+	cfg, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("TLS files: %w", err)
+	}
+	return cfg, nil
 }

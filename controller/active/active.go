@@ -1,0 +1,346 @@
+// Package active is the controller while it is the active one: it turns events into committed changes, one after the other.
+//
+// One loop makes all decisions. Each is made on the picture as it is after the last commit, and goes into the metadata store
+// as one fenced transaction, or as several with the intent in the first. What is left to be done is derived from the picture
+// whenever no event waits, so a failover in the middle loses nothing.
+package active
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/runnelmq/runnel/controller/mirror"
+	"github.com/runnelmq/runnel/controller/sessions"
+	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/controller/store"
+)
+
+// ErrEnded is returned for what this controller did not begin, because its time as the active one was over.
+var ErrEnded = errors.New("this controller is not the active one any more")
+
+// Times of the loop.
+const (
+	tickPeriod    = 100 * time.Millisecond // how often silence is looked for
+	commitTimeout = 10 * time.Second       // after which an outcome stays unknown
+	retryPeriod   = time.Second            // after work failed because the store did
+	maxQueue      = 1024                   // events that wait
+)
+
+// Config says how to decide.
+type Config struct {
+	Defaults     state.Defaults
+	RecoveryWait time.Duration // how long a recovery election waits for the last known members
+	// SessionTimeout is how long a broker may be silent before it is fenced.
+	SessionTimeout time.Duration
+	// Dev is true for the one process that is controller and broker: nothing is ever fenced by time.
+	Dev bool
+}
+
+// Deps are what an Active works with.
+type Deps struct {
+	Store   *store.Store
+	Mirror  *mirror.Mirror
+	Metrics *Metrics
+	Log     zerolog.Logger
+}
+
+// An Active is one tenure.
+type Active struct {
+	Deps
+
+	cfg    Config
+	roster *sessions.Roster
+	tenure store.Tenure
+	ops    chan *op
+	kicks  chan struct{} // holds a token when brokers may have got further
+	done   chan struct{} // closed when Run has returned
+	ready  chan struct{} // closed when half-done work is finished
+
+	desk desk
+}
+
+// A desk is what the loop alone touches.
+type desk struct {
+	// reports holds the recovery reports of connected brokers, whole ones only, with the epoch each is about.
+	reports  state.Reports
+	reported map[state.BrokerID]int64
+	// admitted is, per broker, which epoch was let in and at which revision its registration stood.
+	admitted map[state.BrokerID]admission
+	// bereft is since when each partition waits for a recovery election.
+	bereft map[state.PartitionKey]time.Time
+	// leaving are the sessions of brokers that want to shut down and lead something still.
+	leaving map[state.BrokerID]*sessions.Session
+	retry   time.Time // work rests until then
+}
+
+type admission struct {
+	epoch    int64
+	revision state.Revision
+}
+
+// An op is one event that waits for its turn.
+type op struct {
+	fn      func(context.Context) error
+	claimed atomic.Bool // by the loop, or by a caller that gave up
+	done    chan error  // room for one
+}
+
+// New returns the controller of a tenure.
+func New(cfg Config, deps Deps, tenure store.Tenure) *Active {
+	return &Active{
+		Deps: deps, cfg: cfg, tenure: tenure, roster: sessions.New(cfg.SessionTimeout, cfg.Dev),
+		ops: make(chan *op, maxQueue), kicks: make(chan struct{}, 1), done: make(chan struct{}), ready: make(chan struct{}),
+		desk: desk{
+			reports: state.Reports{}, reported: map[state.BrokerID]int64{},
+			admitted: map[state.BrokerID]admission{}, bereft: map[state.PartitionKey]time.Time{},
+			leaving: map[state.BrokerID]*sessions.Session{},
+		},
+	}
+}
+
+// Epoch returns the controller epoch.
+func (a *Active) Epoch() int64 { return a.tenure.Epoch }
+
+// Done is closed when the tenure is over.
+func (a *Active) Done() <-chan struct{} { return a.done }
+
+// Run decides until ctx is done, or until another controller has taken over, which is store.ErrFenced.
+func (a *Active) Run(ctx context.Context) error {
+	defer close(a.done)
+	// The picture must show all that earlier controllers committed. Nothing of theirs can be committed after our election.
+	shown := func(i *state.Image) bool { return i.Controller() != nil && i.Controller().Epoch >= a.tenure.Epoch }
+	if err := a.Mirror.Until(ctx, shown); err != nil {
+		return nil //nolint:nilerr // the context ended
+	}
+	if err := a.finishOthersWork(ctx); err != nil {
+		return err
+	}
+	a.Mirror.View(func(i *state.Image) { a.roster.Begin(i.Brokers()) })
+	close(a.ready)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() { a.roster.Run(ctx) })
+	tick := time.NewTicker(tickPeriod)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if err := a.turn(ctx, tick.C); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// turn serves one event if one waits, else does one piece of work, else waits for either.
+func (a *Active) turn(ctx context.Context, tick <-chan time.Time) error {
+	select {
+	case o := <-a.ops:
+		return a.serve(ctx, o)
+	default:
+	}
+	if worked, err := a.step(ctx); worked || err != nil {
+		return err
+	}
+	a.releaseLeaving()
+	select {
+	case <-ctx.Done():
+	case o := <-a.ops:
+		return a.serve(ctx, o)
+	case <-a.kicks:
+	case <-tick:
+		return a.fenceSilent(ctx)
+	}
+	return nil
+}
+
+// finishOthersWork ends what an earlier controller began, as far as that is possible at present.
+func (a *Active) finishOthersWork(ctx context.Context) error {
+	for ctx.Err() == nil {
+		worked, err := a.step(ctx)
+		if err != nil || !worked {
+			return err
+		}
+	}
+	return nil
+}
+
+// serve runs an event and answers it. It returns an error only when the tenure is over.
+func (a *Active) serve(ctx context.Context, o *op) error {
+	if !o.claimed.CompareAndSwap(false, true) {
+		return nil // its caller is gone
+	}
+	err := o.fn(ctx)
+	o.done <- err
+	if errors.Is(err, store.ErrFenced) {
+		return err
+	}
+	return nil
+}
+
+// do has the loop run fn, and waits for it. The context fn gets is the loop's: what was begun is ended even if the caller gives
+// up.
+func (a *Active) do(ctx context.Context, fn func(context.Context) error) error {
+	select {
+	case <-a.ready:
+	case <-a.done:
+		return ErrEnded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	o := &op{fn: fn, done: make(chan error, 1)}
+	select {
+	case a.ops <- o:
+	case <-a.done:
+		return ErrEnded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-o.done:
+		return err
+	case <-a.done:
+	case <-ctx.Done():
+	}
+	if o.claimed.CompareAndSwap(false, true) {
+		// Never begun.
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return ErrEnded
+	}
+	select {
+	case err := <-o.done:
+		return err
+	default:
+		return fmt.Errorf("%w: %w", store.ErrUnknown, ctx.Err())
+	}
+}
+
+// kick has the loop look whether brokers got further.
+func (a *Active) kick() {
+	select {
+	case a.kicks <- struct{}{}:
+	default:
+	}
+}
+
+// view calls fn with the picture. See mirror.Mirror.View.
+func (a *Active) view(fn func(*state.Image)) { a.Mirror.View(fn) }
+
+// commit makes changes and waits until the picture shows them. It is the loop's alone.
+func (a *Active) commit(ctx context.Context, changes []state.Change) (state.Revision, error) {
+	old := map[state.PartitionKey]*state.Partition{}
+	a.view(func(i *state.Image) {
+		for _, c := range changes {
+			if p, ok := c.Object.(*state.Partition); ok {
+				old[p.PartitionKey()] = i.Partition(p.PartitionKey())
+			}
+		}
+	})
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	start := time.Now()
+	rev, err := a.Store.Commit(ctx, a.tenure.Fence, changes)
+	a.Metrics.commitDuration.Observe(time.Since(start).Seconds())
+	if err != nil {
+		return 0, err
+	}
+	if err := a.Mirror.Reach(ctx, rev); err != nil {
+		return 0, fmt.Errorf("%w: revision %d is committed and has not come back: %w", store.ErrUnknown, rev, err)
+	}
+	for _, c := range changes {
+		if p, ok := c.Object.(*state.Partition); ok {
+			a.noteElection(old[p.PartitionKey()], p)
+		}
+	}
+	return rev, nil
+}
+
+// noteElection counts elections and tells people of those that may have lost data.
+func (a *Active) noteElection(old, now *state.Partition) {
+	kind := state.Elected(old, now)
+	if kind == "" {
+		return
+	}
+	a.Metrics.elections.WithLabelValues(string(kind)).Inc()
+	if kind == state.ElectionRecovery || kind == state.ElectionUnclean {
+		a.Log.Error().Stringer("topic_id", now.Topic).Int32("partition", now.Number).Int32("leader", int32(now.Leader)).
+			Int64("leader_epoch", now.LeaderEpoch).Str("kind", string(kind)).Msg("elected a leader that may lack acknowledged records")
+	}
+}
+
+// step makes one transaction of what is left to be done, and reports whether there was any. It returns an error only when the
+// tenure is over; otherwise work rests for a while, since it can wait and the picture holds it.
+func (a *Active) step(ctx context.Context) (bool, error) {
+	if time.Now().Before(a.desk.retry) {
+		return false, nil
+	}
+	w := a.next()
+	if len(w.changes) == 0 {
+		return false, nil
+	}
+	if err := a.commitWork(ctx, w); err != nil {
+		return false, a.tolerate(err)
+	}
+	return true, nil
+}
+
+// A work is changes and what to tell once they are committed.
+type work struct {
+	changes []state.Change
+	note    func() // may be nil
+}
+
+func (a *Active) commitWork(ctx context.Context, w work) error {
+	_, err := a.commit(ctx, w.changes)
+	if err == nil && w.note != nil {
+		w.note()
+	}
+	return err
+}
+
+// tolerate returns err only when it ends the tenure.
+func (a *Active) tolerate(err error) error {
+	if errors.Is(err, store.ErrFenced) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	a.Log.Warn().Err(err).Msg("metadata could not be written; trying again")
+	a.desk.retry = time.Now().Add(retryPeriod)
+	return nil
+}
+
+// next returns the next transaction: what the picture asks for, then what brokers wait for, then recovery elections.
+func (a *Active) next() work {
+	var w work
+	a.view(func(i *state.Image) {
+		if w.changes = i.Work(); len(w.changes) > 0 {
+			return
+		}
+		if w = a.advance(i); len(w.changes) > 0 {
+			return
+		}
+		w.changes = i.Recover(a.desk.reports, a.due(i))
+	})
+	return w
+}
+
+// due returns the function that says whether a recovery election has waited long enough.
+func (a *Active) due(i *state.Image) func(state.PartitionKey) bool {
+	since := map[state.PartitionKey]time.Time{}
+	for _, k := range i.Bereft() {
+		t, ok := a.desk.bereft[k]
+		if !ok {
+			t = time.Now()
+		}
+		since[k] = t
+	}
+	a.desk.bereft = since
+	return func(k state.PartitionKey) bool { return time.Since(since[k]) >= a.cfg.RecoveryWait }
+}

@@ -1,0 +1,287 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/internal/config"
+	"github.com/runnelmq/runnel/internal/rpcserver"
+	"github.com/runnelmq/runnel/internal/topicconfig"
+)
+
+// Config is all that can be tuned of a controller. Sizes and durations are written with their units: 64MiB, 500ms, 7d.
+type Config struct {
+	// DataDir is the directory of the embedded etcd's data, in its folder etcd. Default: ./runnel-data/controller.
+	DataDir string `yaml:"data_dir" env:"DATA_DIR"`
+
+	Listen   ListenConfig   `yaml:"listen" envPrefix:"LISTEN_"`
+	Security SecurityConfig `yaml:"security" envPrefix:"SECURITY_"`
+	Cluster  ClusterConfig  `yaml:"cluster" envPrefix:"CLUSTER_"`
+	Topics   TopicsConfig   `yaml:"topics" envPrefix:"TOPICS_"`
+	Etcd     EtcdConfig     `yaml:"etcd" envPrefix:"ETCD_"`
+	Shutdown ShutdownConfig `yaml:"shutdown" envPrefix:"SHUTDOWN_"`
+	Logging  LoggingConfig  `yaml:"logging" envPrefix:"LOGGING_"`
+}
+
+// ListenConfig says where the controller is reached.
+type ListenConfig struct {
+	// Controller is the address for brokers. On any other than a loopback address security.cluster_secret or security.ca_file
+	// must be set. Default: 127.0.0.1:7422.
+	Controller string `yaml:"controller" env:"CONTROLLER"`
+	// Advertised is the address that brokers are told to come to when this controller is the active one. Default: Controller.
+	Advertised string `yaml:"advertised" env:"ADVERTISED"`
+	// Admin is the address of the admin HTTP port: metrics, health, profiles. Empty: none. Default: 127.0.0.1:7424.
+	Admin string `yaml:"admin" env:"ADMIN"`
+}
+
+// SecurityConfig protects the port for brokers.
+type SecurityConfig struct {
+	// ClusterSecret must be the same on all brokers and controllers. Default: none.
+	ClusterSecret config.Secret `yaml:"cluster_secret" env:"CLUSTER_SECRET"`
+	// CertFile is the certificate of this controller, PEM. Default: none.
+	CertFile string `yaml:"cert_file" env:"CERT_FILE"`
+	// KeyFile is its key, PEM. Default: none.
+	KeyFile string `yaml:"key_file" env:"KEY_FILE"`
+	// CAFile makes the port mutual TLS: a broker's certificate must be signed by it. PEM. Default: none.
+	CAFile string `yaml:"ca_file" env:"CA_FILE"`
+}
+
+// ClusterConfig is about brokers and controllers.
+type ClusterConfig struct {
+	// Name keeps the metadata of several clusters in one etcd apart. Default: runnel.
+	Name string `yaml:"name" env:"NAME"`
+	// SessionTimeout is how long a broker may be silent before it is fenced. Default: 3s.
+	SessionTimeout config.Duration `yaml:"session_timeout" env:"SESSION_TIMEOUT"`
+	// ElectionTimeout is how long a controller may be silent before another one takes over. Default: 3s.
+	ElectionTimeout config.Duration `yaml:"election_timeout" env:"ELECTION_TIMEOUT"`
+	// RecoveryWait is how long a partition, all of whose members may have lost data, waits for all of them before the best of
+	// those that are back is elected. Default: 5m.
+	RecoveryWait config.Duration `yaml:"recovery_wait" env:"RECOVERY_WAIT"`
+}
+
+// TopicsConfig is what topics get that do not say. A change concerns new topics only.
+type TopicsConfig struct {
+	// Partitions of a topic. Default: 1.
+	Partitions int32 `yaml:"partitions" env:"PARTITIONS"`
+	// ReplicationFactor of a topic, or as many brokers as are in service where that is less. Default: 3.
+	ReplicationFactor int32 `yaml:"replication_factor" env:"REPLICATION_FACTOR"`
+	// MaxPartitions is how many partitions one topic may have. Default: 10000.
+	MaxPartitions int32 `yaml:"max_partitions" env:"MAX_PARTITIONS"`
+	// Configs are topic configuration values by key, such as retention.ms. Default: none.
+	Configs map[string]string `yaml:"configs" env:"CONFIGS"`
+}
+
+// EtcdConfig says where the metadata is kept.
+type EtcdConfig struct {
+	// Endpoints of an external etcd, host:port or a URL. Empty: an etcd member in this process. Default: none.
+	Endpoints []string `yaml:"endpoints" env:"ENDPOINTS"`
+	// Username for an external etcd. Default: none.
+	Username string `yaml:"username" env:"USERNAME"`
+	// Password for an external etcd. Default: none.
+	Password config.Secret `yaml:"password" env:"PASSWORD"`
+	// CertFile is the certificate to show to an external etcd, PEM. Default: none.
+	CertFile string `yaml:"cert_file" env:"CERT_FILE"`
+	// KeyFile is its key, PEM. Default: none.
+	KeyFile string `yaml:"key_file" env:"KEY_FILE"`
+	// CAFile verifies an external etcd's certificate, PEM. Default: none, plaintext.
+	CAFile string `yaml:"ca_file" env:"CA_FILE"`
+	// Client is the loopback address the embedded member serves etcd's own tools on. Default: 127.0.0.1:7428.
+	Client string `yaml:"client" env:"CLIENT"`
+	// Peer is the loopback address the embedded member serves other members on. Default: 127.0.0.1:7429.
+	Peer string `yaml:"peer" env:"PEER"`
+	// QuotaBytes is how much metadata the embedded member takes before it refuses writes. Default: 2GiB.
+	QuotaBytes config.ByteSize `yaml:"quota_bytes" env:"QUOTA_BYTES"`
+	// History is how long the embedded member remembers changes. Default: 1h.
+	History config.Duration `yaml:"history" env:"HISTORY"`
+	// Heartbeat between embedded members. An election takes ten. Default: 100ms.
+	Heartbeat config.Duration `yaml:"heartbeat" env:"HEARTBEAT"`
+	// StartTimeout is how long the embedded member may take to start. Default: 60s.
+	StartTimeout config.Duration `yaml:"start_timeout" env:"START_TIMEOUT"`
+}
+
+// ShutdownConfig bounds an orderly end.
+type ShutdownConfig struct {
+	// Timeout is how long calls that run may take to end. Default: 2s.
+	Timeout config.Duration `yaml:"timeout" env:"TIMEOUT"`
+}
+
+// LoggingConfig is about the log of the process.
+type LoggingConfig struct {
+	// Level is the least severe level written: debug, info, warn or error. Default: info.
+	Level string `yaml:"level" env:"LEVEL"`
+	// Format is json or text. Default: json.
+	Format string `yaml:"format" env:"FORMAT"`
+}
+
+// DefaultConfig returns the defaults named in Config.
+func DefaultConfig() Config {
+	return Config{
+		DataDir: "./runnel-data/controller",
+		Listen:  ListenConfig{Controller: "127.0.0.1:7422", Admin: "127.0.0.1:7424"},
+		Cluster: ClusterConfig{
+			Name:           "runnel",
+			SessionTimeout: config.Duration(3 * time.Second), ElectionTimeout: config.Duration(3 * time.Second),
+			RecoveryWait: config.Duration(5 * time.Minute),
+		},
+		Topics: TopicsConfig{Partitions: 1, ReplicationFactor: 3, MaxPartitions: 10_000},
+		Etcd: EtcdConfig{
+			Client: "127.0.0.1:7428", Peer: "127.0.0.1:7429", QuotaBytes: 2 * config.GiB,
+			History: config.Duration(time.Hour), Heartbeat: config.Duration(100 * time.Millisecond),
+			StartTimeout: config.Duration(time.Minute),
+		},
+		Shutdown: ShutdownConfig{Timeout: config.Duration(2 * time.Second)},
+		Logging:  LoggingConfig{Level: "info", Format: "json"},
+	}
+}
+
+// complaints gathers what is wrong with a configuration.
+type complaints []error
+
+func (c *complaints) add(option, format string, args ...any) {
+	*c = append(*c, fmt.Errorf("option %s: "+format, append([]any{option}, args...)...))
+}
+
+func (c *complaints) within(option string, d config.Duration, lo, hi time.Duration) {
+	if d.Std() < lo || d.Std() > hi {
+		c.add(option, "%v: want %v to %v", d, lo, hi)
+	}
+}
+
+func (c *complaints) count(option string, n, lo, hi int32) {
+	if n < lo || n > hi {
+		c.add(option, "%d: want %d to %d", n, lo, hi)
+	}
+}
+
+// Validate returns all that is wrong with c, each with the option's name.
+func (c Config) Validate() error {
+	var bad complaints
+	if c.DataDir == "" && len(c.Etcd.Endpoints) == 0 {
+		bad.add("data_dir", "it must be set")
+	}
+	c.Listen.validate(&bad)
+	c.Security.validate(&bad, c.Listen.Controller)
+	if !regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`).MatchString(c.Cluster.Name) {
+		bad.add("cluster.name", "%q: want 1 to 64 letters, digits, dots, dashes and underscores", c.Cluster.Name)
+	}
+	bad.within("cluster.session_timeout", c.Cluster.SessionTimeout, time.Second, 10*time.Minute)
+	bad.within("cluster.election_timeout", c.Cluster.ElectionTimeout, time.Second, time.Minute)
+	bad.within("cluster.recovery_wait", c.Cluster.RecoveryWait, 0, 24*time.Hour)
+	bad.within("shutdown.timeout", c.Shutdown.Timeout, 0, 10*time.Minute)
+	c.Topics.validate(&bad)
+	c.Etcd.validate(&bad)
+	switch c.Logging.Level {
+	case "debug", "info", "warn", "error":
+	default:
+		bad.add("logging.level", "%q: want debug, info, warn or error", c.Logging.Level)
+	}
+	if c.Logging.Format != "json" && c.Logging.Format != "text" {
+		bad.add("logging.format", "%q: want json or text", c.Logging.Format)
+	}
+	return errors.Join(bad...)
+}
+
+func (l ListenConfig) validate(bad *complaints) {
+	host, _, err := rpcserver.ParseAddress(l.Controller)
+	switch {
+	case err != nil:
+		bad.add("listen.controller", "%w", err)
+	case l.Advertised == "" && rpcserver.BindsAll(host):
+		bad.add("listen.advertised", "it must be set, because listen.controller %q binds all interfaces and can't be told to brokers", l.Controller)
+	}
+	if l.Advertised != "" {
+		if err := rpcserver.CheckRoutable(l.Advertised); err != nil {
+			bad.add("listen.advertised", "%w", err)
+		}
+	}
+	if l.Admin != "" {
+		if _, _, err := rpcserver.ParseAddress(l.Admin); err != nil {
+			bad.add("listen.admin", "%w", err)
+		}
+	}
+}
+
+func (s SecurityConfig) validate(bad *complaints, listen string) {
+	if (s.CertFile == "") != (s.KeyFile == "") {
+		bad.add("security.key_file", "cert_file and key_file go together")
+	}
+	if s.CAFile != "" && s.CertFile == "" {
+		bad.add("security.ca_file", "it needs cert_file and key_file")
+	}
+	if s.ClusterSecret != "" && len(s.ClusterSecret) < 16 {
+		bad.add("security.cluster_secret", "it must have at least 16 characters")
+	}
+	host, _, err := rpcserver.ParseAddress(listen)
+	if err == nil && !rpcserver.IsLoopback(host) && s.ClusterSecret == "" && s.CAFile == "" {
+		bad.add("security.cluster_secret", "it, or ca_file, must be set, because listen.controller %q can be reached from other machines", listen)
+	}
+}
+
+func (t TopicsConfig) validate(bad *complaints) {
+	bad.count("topics.max_partitions", t.MaxPartitions, 1, 10_000)
+	bad.count("topics.partitions", t.Partitions, 1, max(t.MaxPartitions, 1))
+	bad.count("topics.replication_factor", t.ReplicationFactor, 1, 32)
+	if _, err := topicconfig.Parse(t.Configs); err != nil {
+		bad.add("topics.configs", "%w", err)
+	}
+}
+
+func (e EtcdConfig) validate(bad *complaints) {
+	for _, ep := range e.Endpoints {
+		if err := checkEndpoint(ep); err != nil {
+			bad.add("etcd.endpoints", "%w", err)
+		}
+	}
+	if (e.CertFile == "") != (e.KeyFile == "") {
+		bad.add("etcd.key_file", "cert_file and key_file go together")
+	}
+	if e.CertFile != "" && e.CAFile == "" {
+		bad.add("etcd.ca_file", "it must be set with cert_file")
+	}
+	if (e.Username == "") != (e.Password == "") {
+		bad.add("etcd.password", "username and password go together")
+	}
+	if len(e.Endpoints) > 0 {
+		return // the rest is about the embedded member
+	}
+	for option, addr := range map[string]string{"etcd.client": e.Client, "etcd.peer": e.Peer} {
+		host, _, err := rpcserver.ParseAddress(addr)
+		switch {
+		case err != nil:
+			bad.add(option, "%w", err)
+		case net.ParseIP(host) == nil || !rpcserver.IsLoopback(host):
+			bad.add(option, "%q: the embedded etcd has no protection of its own: want a loopback address, such as 127.0.0.1:7428", addr)
+		}
+	}
+	if e.QuotaBytes < 16*config.MiB || e.QuotaBytes > 8*config.GiB {
+		bad.add("etcd.quota_bytes", "%v: want 16MiB to 8GiB", e.QuotaBytes)
+	}
+	bad.within("etcd.history", e.History, time.Minute, 24*time.Hour)
+	bad.within("etcd.heartbeat", e.Heartbeat, 10*time.Millisecond, 5*time.Second)
+	bad.within("etcd.start_timeout", e.StartTimeout, time.Second, time.Hour)
+}
+
+// checkEndpoint takes host:port and http or https URLs of it.
+func checkEndpoint(ep string) error {
+	addr := ep
+	if strings.Contains(ep, "://") {
+		u, err := url.Parse(ep)
+		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+			return fmt.Errorf("%q: want host:port, or http:// or https:// before it", ep)
+		}
+		addr = u.Host
+	}
+	return rpcserver.CheckRoutable(addr)
+}
+
+func (t TopicsConfig) defaults() state.Defaults {
+	return state.Defaults{
+		Partitions: t.Partitions, ReplicationFactor: t.ReplicationFactor, Configs: t.Configs, MaxPartitions: t.MaxPartitions,
+	}
+}

@@ -1,0 +1,423 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/controller"
+	"github.com/runnelmq/runnel/controller/store/storetest"
+	"github.com/runnelmq/runnel/internal/rpcerr"
+	"github.com/runnelmq/runnel/internal/rpcserver"
+)
+
+// A world is a metadata store with the controllers and brokers of a test, all in memory.
+type world struct {
+	t  *testing.T
+	kv *storetest.Fake
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	listeners map[string]*bufconn.Listener
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, kv: storetest.New(), listeners: map[string]*bufconn.Listener{}}
+	t.Cleanup(w.kv.Close)
+	return w
+}
+
+func (w *world) listen(_ context.Context, addr string) (net.Listener, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lis := bufconn.Listen(1 << 20)
+	w.listeners[addr] = lis
+	return lis, nil
+}
+
+func (w *world) dial(ctx context.Context, addr string) (net.Conn, error) {
+	w.mu.Lock()
+	lis := w.listeners[addr]
+	w.mu.Unlock()
+	if lis == nil {
+		return nil, errors.New("nobody listens")
+	}
+	return lis.DialContext(ctx)
+}
+
+// A running controller can be stopped, and waited for.
+type running struct {
+	*controller.Controller
+
+	addr   string
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+// stop ends the controller in an orderly way.
+func (r *running) stop(t *testing.T) {
+	t.Helper()
+	r.cancel()
+	<-r.done
+	if r.err != nil {
+		t.Errorf("controller %s: %v", r.addr, r.err)
+	}
+}
+
+func config(addr string) controller.Config {
+	cfg := controller.DefaultConfig()
+	cfg.Listen.Controller, cfg.Listen.Advertised, cfg.Listen.Admin = "127.0.0.1:0", addr, ""
+	return cfg
+}
+
+// controller starts a controller. It must be stopped.
+func (w *world) controller(addr string, change func(*controller.Config, *controller.Deps)) *running {
+	w.t.Helper()
+	cfg := config(addr)
+	deps := controller.Deps{
+		KV: w.kv, Bootstrap: true, Log: zerolog.New(zerolog.NewTestWriter(w.t)).Level(zerolog.WarnLevel),
+		Listen: func(ctx context.Context, _ string) (net.Listener, error) { return w.listen(ctx, addr) },
+	}
+	if change != nil {
+		change(&cfg, &deps)
+	}
+	c, err := controller.New(cfg, deps)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{Controller: c, addr: addr, cancel: cancel, done: make(chan struct{})}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(r.done)
+		r.err = c.Run(ctx)
+	})
+	<-c.Bound()
+	return r
+}
+
+// client returns a client of a controller, closed with the test.
+func (w *world) client(addr string) controllerv1.ControllerServiceClient {
+	w.t.Helper()
+	conn, err := rpcserver.Dial(addr, rpcserver.DialOptions{Dial: w.dial})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = conn.Close() })
+	return controllerv1.NewControllerServiceClient(conn)
+}
+
+// A broker is a broker as far as a controller can tell.
+type broker struct {
+	w         *world
+	register  *controllerv1.Register
+	stream    grpc.BidiStreamingClient[controllerv1.SessionRequest, controllerv1.SessionResponse]
+	cancel    context.CancelFunc
+	out       chan *controllerv1.SessionRequest
+	ended     chan struct{}
+	drain     chan struct{}
+	mute      bool // sends no heartbeats
+	lazy      bool // never says that it applied anything
+	conn      *grpc.ClientConn
+	shape     controllerv1.ReplicaShape
+	shapes    map[string]*controllerv1.ReplicaReport // by topic id/partition; else shape
+	noRecover bool
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	epoch           int64
+	controllerEpoch int64
+	revision        int64
+	topics          map[string]*controllerv1.TopicRecord
+	partitions      map[string]*controllerv1.PartitionRecord
+	brokers         map[int32]*controllerv1.BrokerRecord
+	pieces          []int // objects in each piece of the snapshot
+	deltas          []*controllerv1.MetadataDelta
+	beats           uint64
+	answered        uint64
+	changed         chan struct{}
+	err             error
+}
+
+// newBroker returns a broker that has not come to a controller.
+func (w *world) newBroker(id int32) *broker {
+	return &broker{
+		w: w, shape: controllerv1.ReplicaShape_REPLICA_SHAPE_INTACT, shapes: map[string]*controllerv1.ReplicaReport{},
+		register: &controllerv1.Register{Broker: &controllerv1.BrokerRecord{
+			BrokerId: id, Incarnation: uuid.NewString(), DirectoryId: uuid.NewString(),
+			ClientAddress: fmt.Sprintf("broker-%d:7420", id), InternalAddress: fmt.Sprintf("broker-%d:7421", id), Version: "test",
+		}},
+	}
+}
+
+// restarted returns a new incarnation of a broker, on the same data.
+func (b *broker) restarted() *broker {
+	n := b.w.newBroker(b.register.GetBroker().GetBrokerId())
+	n.register.Broker.DirectoryId = b.register.GetBroker().GetDirectoryId()
+	n.register.ClusterId = b.register.GetClusterId()
+	return n
+}
+
+// join opens a session with the controller at an address.
+func (b *broker) join(addr string) {
+	b.w.t.Helper()
+	conn, err := rpcserver.Dial(addr, rpcserver.DialOptions{Dial: b.w.dial})
+	if err != nil {
+		b.w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	b.conn, b.cancel = conn, cancel
+	if b.stream, err = controllerv1.NewControllerServiceClient(conn).Session(ctx); err != nil {
+		b.w.t.Fatal(err)
+	}
+	b.mu.Lock()
+	b.out, b.ended, b.drain = make(chan *controllerv1.SessionRequest, 1000), make(chan struct{}), make(chan struct{})
+	b.topics, b.partitions, b.brokers = map[string]*controllerv1.TopicRecord{}, map[string]*controllerv1.PartitionRecord{}, map[int32]*controllerv1.BrokerRecord{}
+	b.changed, b.err, b.pieces, b.deltas, b.revision = make(chan struct{}), nil, nil, nil, 0
+	b.mu.Unlock()
+	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Register{Register: b.register}}
+	var wg sync.WaitGroup
+	wg.Go(b.sendAll)
+	wg.Go(b.receiveAll)
+	wg.Go(b.beat)
+}
+
+// leave breaks the session off.
+func (b *broker) leave() {
+	b.cancel()
+	<-b.ended
+	_ = b.conn.Close()
+}
+
+func (b *broker) sendAll() {
+	for {
+		select {
+		case req := <-b.out:
+			_ = b.stream.Send(req)
+		case <-b.ended:
+			return
+		}
+	}
+}
+
+func (b *broker) beat() {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			b.heartbeat()
+		case <-b.ended:
+			return
+		}
+	}
+}
+
+func (b *broker) heartbeat() {
+	b.mu.Lock()
+	if b.mute || b.epoch == 0 {
+		b.mu.Unlock()
+		return
+	}
+	b.beats++
+	hb := &controllerv1.BrokerHeartbeat{Number: b.beats, AppliedRevision: b.revision}
+	if b.lazy {
+		hb.AppliedRevision = 0
+	}
+	b.mu.Unlock()
+	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Heartbeat{Heartbeat: hb}}
+}
+
+func (b *broker) receiveAll() {
+	defer close(b.ended)
+	for {
+		resp, err := b.stream.Recv()
+		if err != nil {
+			b.mu.Lock()
+			b.err = err
+			close(b.changed)
+			b.changed = make(chan struct{})
+			b.mu.Unlock()
+			return
+		}
+		b.take(resp)
+	}
+}
+
+func (b *broker) take(resp *controllerv1.SessionResponse) {
+	b.mu.Lock()
+	b.controllerEpoch = resp.GetControllerEpoch()
+	applied, whole := false, false
+	switch ev := resp.GetEvent().(type) {
+	case *controllerv1.SessionResponse_Registered:
+		b.epoch = ev.Registered.GetBrokerEpoch()
+		b.register.ClusterId = ev.Registered.GetClusterId()
+	case *controllerv1.SessionResponse_Heartbeat:
+		b.answered = max(b.answered, ev.Heartbeat.GetNumber())
+	case *controllerv1.SessionResponse_Snapshot:
+		b.applyLocked(ev.Snapshot.GetObjects())
+		b.pieces = append(b.pieces, len(ev.Snapshot.GetObjects()))
+		if ev.Snapshot.GetComplete() {
+			b.revision = ev.Snapshot.GetRevision()
+			applied, whole = true, true
+		}
+	case *controllerv1.SessionResponse_Delta:
+		if ev.Delta.GetRevision() <= b.revision {
+			b.w.t.Errorf("delta of revision %d after %d", ev.Delta.GetRevision(), b.revision)
+		}
+		b.applyLocked(ev.Delta.GetObjects())
+		b.deltas = append(b.deltas, ev.Delta)
+		b.revision = ev.Delta.GetRevision()
+		applied = true
+	case *controllerv1.SessionResponse_MayDrain:
+		close(b.drain)
+	}
+	close(b.changed)
+	b.changed = make(chan struct{})
+	b.mu.Unlock()
+	if applied {
+		b.heartbeat()
+	}
+	if whole && !b.noRecover {
+		b.recover()
+	}
+}
+
+func partitionName(topic string, n int32) string { return fmt.Sprintf("%s/%d", topic, n) }
+
+func (b *broker) applyLocked(objects []*controllerv1.MetadataObject) {
+	for _, o := range objects {
+		switch {
+		case o.GetBroker() != nil:
+			b.brokers[o.GetBroker().GetBrokerId()] = o.GetBroker()
+		case o.GetTopic() != nil:
+			b.topics[o.GetTopic().GetTopicId()] = o.GetTopic()
+		case o.GetPartition() != nil:
+			b.partitions[partitionName(o.GetPartition().GetTopicId(), o.GetPartition().GetPartition())] = o.GetPartition()
+		default:
+			delete(b.topics, o.GetDeletedTopicId())
+			maps.DeleteFunc(b.partitions, func(_ string, p *controllerv1.PartitionRecord) bool { return p.GetTopicId() == o.GetDeletedTopicId() })
+		}
+	}
+}
+
+// recover reports what a broker's recovery found.
+func (b *broker) recover() {
+	b.mu.Lock()
+	report := &controllerv1.RecoveryReport{Complete: true}
+	for name, p := range b.partitions {
+		if !slices.Contains(p.GetReplicas(), b.register.GetBroker().GetBrokerId()) {
+			continue
+		}
+		r := b.shapes[name]
+		if r == nil {
+			r = &controllerv1.ReplicaReport{Shape: b.shape}
+		}
+		r.TopicId, r.Partition = p.GetTopicId(), p.GetPartition()
+		report.Replicas = append(report.Replicas, r)
+	}
+	b.mu.Unlock()
+	// In two pieces, as a large one would come.
+	half := len(report.GetReplicas()) / 2
+	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Recovery{Recovery: &controllerv1.RecoveryReport{Replicas: report.GetReplicas()[:half]}}}
+	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Recovery{Recovery: &controllerv1.RecoveryReport{Replicas: report.GetReplicas()[half:], Complete: true}}}
+}
+
+// until waits until the broker's picture fulfils a condition.
+func (b *broker) until(what string, cond func() bool) {
+	b.w.t.Helper()
+	timer := time.NewTimer(time.Minute)
+	defer timer.Stop()
+	for {
+		b.mu.Lock()
+		met, changed, err := cond(), b.changed, b.err
+		b.mu.Unlock()
+		if met {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			b.w.t.Fatalf("broker %d: %s never came; session: %v", b.register.GetBroker().GetBrokerId(), what, err)
+		}
+	}
+}
+
+func (b *broker) phaseLocked(id int32) controllerv1.BrokerPhase { return b.brokers[id].GetPhase() }
+
+// serve joins and waits until the broker is in service.
+func (b *broker) serve(addr string) *broker {
+	b.w.t.Helper()
+	b.join(addr)
+	id := b.register.GetBroker().GetBrokerId()
+	b.until("being in service", func() bool {
+		return b.phaseLocked(id) == controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE && b.brokers[id].GetBrokerEpoch() == b.epoch
+	})
+	return b
+}
+
+// failure waits for the session's end and returns why it ended.
+func (b *broker) failure() error {
+	<-b.ended
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+func (b *broker) topicNamed(name string) *controllerv1.TopicRecord {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, t := range b.topics {
+		if t.GetName() == name && t.GetPhase() == controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE {
+			return t
+		}
+	}
+	return nil
+}
+
+func (b *broker) partition(topic string, n int32) *controllerv1.PartitionRecord {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.partitions[partitionName(topic, n)]
+}
+
+func create(topics ...*runnelv1.NewTopic) *controllerv1.CreateTopicsRequest {
+	return &controllerv1.CreateTopicsRequest{Request: &runnelv1.CreateTopicsRequest{Topics: topics}, Principal: "test"}
+}
+
+// mustCreate creates one topic and returns its result.
+func mustCreate(t *testing.T, c controllerv1.ControllerServiceClient, topic *runnelv1.NewTopic) *runnelv1.CreateTopicResult {
+	t.Helper()
+	resp, err := c.CreateTopics(t.Context(), create(topic))
+	if err != nil {
+		t.Fatalf("CreateTopics: %v", err)
+	}
+	r := resp.GetResponse().GetResults()[0]
+	if r.GetError() != nil {
+		t.Fatalf("create %s: %v", topic.GetName(), r.GetError())
+	}
+	return r
+}
+
+func wantReason(t *testing.T, what string, err error, want runnelv1.ErrorReason) {
+	t.Helper()
+	if got := rpcerr.Reason(err); got != want {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
