@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,7 +30,7 @@ type interceptors struct {
 func newInterceptors(o Options) *interceptors {
 	rules := append([]rpcerr.Rule{
 		{Err: ErrMalformed, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-		{Err: errTooLarge, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+		{Err: ErrTooLarge, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
 	}, o.Rules...)
 	return &interceptors{rules: rules, log: o.Log, metrics: newMetrics(o), secret: o.Secret}
 }
@@ -44,7 +43,7 @@ func (ic *interceptors) unary(
 	}
 	start := time.Now()
 	var resp any
-	err := malformed(req)
+	err := refused(req)
 	if err == nil {
 		resp, err = handler(ctx, req)
 	}
@@ -122,34 +121,8 @@ func (s marked) SendMsg(m any) error { return rpcerr.Transport(s.ServerStream.Se
 
 // RecvMsg implements grpc.ServerStream.
 func (s marked) RecvMsg(m any) error {
-	err := s.ServerStream.RecvMsg(m)
-	if err == nil {
-		return malformed(m)
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return rpcerr.Transport(err)
 	}
-	if status.Code(err) == codes.ResourceExhausted {
-		return tooLargeError{text: status.Convert(err).Message()}
-	}
-	return rpcerr.Transport(err)
-}
-
-var errTooLarge error = tooLargeError{}
-
-// A tooLargeError tells a client that its message is over the server's limit.
-type tooLargeError struct {
-	text string
-}
-
-func (e tooLargeError) Error() string {
-	return "the message is larger than " + strconv.Itoa(MaxMessage) + " bytes (" + e.text + "): split it"
-}
-
-// Is makes all of them one kind.
-func (tooLargeError) Is(target error) bool {
-	_, ok := target.(tooLargeError) //nolint:errorlint // it is the target of Is
-	return ok
-}
-
-// Metadata implements rpcerr.Metadata.
-func (tooLargeError) Metadata() map[string]string {
-	return map[string]string{"maxBytes": strconv.Itoa(MaxMessage)}
+	return refused(m)
 }

@@ -31,9 +31,12 @@ const (
 
 const (
 	ioBuffer = 256 << 10 // this, not the windows, is what buys a third of the throughput
-	// MaxMessage is the largest message a server reads: the 4 MiB every gRPC
+	// MaxMessage is the largest message a server takes: the 4 MiB every gRPC
 	// runtime takes, and room for the frame around a batch of that size.
 	MaxMessage = 4<<20 + 64<<10
+	// maxRead is what is read of a larger one, so that it can be refused with a
+	// reason. Beyond it gRPC itself ends the call with RESOURCE_EXHAUSTED.
+	maxRead    = 16 << 20
 	maxStreams = 1000
 )
 
@@ -78,7 +81,7 @@ func New(o Options) *Server {
 		grpc.WriteBufferSize(ioBuffer),
 		grpc.StaticStreamWindowSize(stream),
 		grpc.StaticConnWindowSize(conn),
-		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxRecvMsgSize(maxRead),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
