@@ -68,6 +68,10 @@ func (b ballastFS) RemoveAll(name string) error {
 	return b.disk.retry(func() error { return b.FS.RemoveAll(name) })
 }
 
+func (b ballastFS) MkdirAll(name string) error {
+	return b.disk.retry(func() error { return b.FS.MkdirAll(name) })
+}
+
 func (b ballastFS) Rename(oldName, newName string) error {
 	return b.disk.retry(func() error { return b.FS.Rename(oldName, newName) })
 }

@@ -43,11 +43,9 @@ type Identity struct {
 	HighestControllerEpoch int64
 }
 
-const identityFormat = 1
-
 func readIdentity(fsys vfs.FS, dir string) (Identity, error) {
 	path := filepath.Join(dir, identityName)
-	n, err := readNote(fsys, path, identityName, identityFormat,
+	n, err := readNote(fsys, path, identityName,
 		"cluster_id", "broker_id", "directory_id", "boot_id", "controller_epoch")
 	if err != nil {
 		return Identity{}, err
@@ -66,7 +64,7 @@ func readIdentity(fsys vfs.FS, dir string) (Identity, error) {
 }
 
 func (id Identity) encode() []byte {
-	n := note{kind: identityName, format: identityFormat}
+	n := note{kind: identityName}
 	n.addString("cluster_id", id.ClusterID)
 	n.addInt("broker_id", int64(id.BrokerID))
 	n.addString("directory_id", id.DirectoryID.String())

@@ -23,11 +23,9 @@ type marker struct {
 	brokerEpoch int64
 }
 
-const markerFormat = 1
-
 func readMarker(fsys vfs.FS, dir string) (marker, error) {
 	path := filepath.Join(dir, markerName)
-	n, err := readNote(fsys, path, markerName, markerFormat, "directory_id", "broker_epoch")
+	n, err := readNote(fsys, path, markerName, "directory_id", "broker_epoch")
 	if err != nil {
 		return marker{}, err
 	}
@@ -40,7 +38,7 @@ func readMarker(fsys vfs.FS, dir string) (marker, error) {
 }
 
 func (m marker) encode() []byte {
-	n := note{kind: markerName, format: markerFormat}
+	n := note{kind: markerName}
 	n.addString("directory_id", m.directory.String())
 	n.addInt("broker_epoch", m.brokerEpoch)
 	return n.encode()
@@ -91,8 +89,6 @@ func comparePartitions(a, b PartitionID) int {
 	return cmp.Or(slices.Compare(a.Topic[:], b.Topic[:]), cmp.Compare(a.Number, b.Number))
 }
 
-const unverifiedFormat = 1
-
 // readUnverified returns the partitions for which no clean marker speaks,
 // because they were last written by a process that did not end in order and
 // were not opened since. What speaks for them is at best the boot that is
@@ -100,7 +96,7 @@ const unverifiedFormat = 1
 // and ends in order would vouch for all.
 func readUnverified(fsys vfs.FS, dir string) (map[PartitionID]string, error) {
 	path := filepath.Join(dir, unverifiedName)
-	n, err := readNote(fsys, path, unverifiedName, unverifiedFormat, "partition...")
+	n, err := readNote(fsys, path, unverifiedName, "partition...")
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[PartitionID]string{}, nil
 	}
@@ -121,7 +117,7 @@ func readUnverified(fsys vfs.FS, dir string) (map[PartitionID]string, error) {
 }
 
 func encodeUnverified(list map[PartitionID]string) []byte {
-	n := note{kind: unverifiedName, format: unverifiedFormat}
+	n := note{kind: unverifiedName}
 	for _, id := range slices.SortedFunc(maps.Keys(list), comparePartitions) {
 		n.addString("partition", id.String()+" "+list[id])
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,9 +29,7 @@ func fileSizes(t *testing.T, fsys vfs.FS, dir string) map[string]int64 {
 			all[path] = e.Size
 			continue
 		}
-		for name, size := range fileSizes(t, fsys, path) {
-			all[name] = size
-		}
+		maps.Copy(all, fileSizes(t, fsys, path))
 	}
 	return all
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -134,9 +135,10 @@ type Root struct {
 // openLog is a partition that is open, or being opened, closed or removed.
 type openLog struct {
 	// turn is held while the log is opened, closed, or worked on in the
-	// background; it guards log.
+	// background.
 	turn turn
-	log  *Log // nil: not open yet, or not any more
+	// log changes under turn only. nil: not open yet, or not any more.
+	log atomic.Pointer[Log]
 
 	flushDue time.Time // of the flusher alone
 }
@@ -157,6 +159,9 @@ func OpenRoot(fsys vfs.FS, dir string, opts RootOptions) (*Root, error) {
 		return nil, err
 	}
 	if err := r.load(fresh); err != nil {
+		if r.failure.Err() != nil && !fresh {
+			r.noteFailure()
+		}
 		return nil, errors.Join(err, r.lock.Close())
 	}
 	return r, nil

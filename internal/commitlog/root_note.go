@@ -28,6 +28,9 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("%s: damaged: %s", e.
 // Is makes the error match [ErrDamaged].
 func (e *DamagedError) Is(target error) bool { return target == ErrDamaged }
 
+// noteFormat is the format of all notes, and the only one this version reads.
+const noteFormat = 1
+
 // A note is one of the small files of a data root: text for people to read,
 // with a checksum. The first line is its kind and format; then come keys and
 // values, one pair a line; the last line is the CRC-32C of all before it:
@@ -38,9 +41,8 @@ func (e *DamagedError) Is(target error) bool { return target == ErrDamaged }
 //
 // A value is an integer, or a string quoted as in Go. A key may come again.
 type note struct {
-	kind   string
-	format int
-	pairs  []pair
+	kind  string
+	pairs []pair
 }
 
 type pair struct{ key, value string }
@@ -56,7 +58,7 @@ func (n *note) addInt(key string, value int64) {
 }
 
 func (n *note) encode() []byte {
-	b := fmt.Appendf(nil, "%s %d\n", n.kind, n.format)
+	b := fmt.Appendf(nil, "%s %d\n", n.kind, noteFormat)
 	for _, p := range n.pairs {
 		b = fmt.Appendf(b, "%s %s\n", p.key, p.value)
 	}
@@ -65,58 +67,57 @@ func (n *note) encode() []byte {
 
 func noteSum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
-// readNote reads the note at path, which must be of this kind and format and
-// have exactly the keys, in their order. The last key may come any number of
-// times, or never, when it ends in "...".
-func readNote(fsys vfs.FS, path, kind string, format int, keys ...string) (*note, error) {
+// readNote reads the note at path, which must be of this kind and have exactly
+// the keys, in their order. The last key may come any number of times, or
+// never, when it ends in "...".
+func readNote(fsys vfs.FS, path, kind string, keys ...string) (*note, error) {
 	data, err := vfs.ReadFile(fsys, path)
 	if err != nil {
 		return nil, err
 	}
-	n, err := parseNote(data, kind, format)
-	if err != nil {
-		return nil, &DamagedError{Path: path, Why: err.Error()}
-	}
-	if n.format != format {
+	n, format, err := parseNote(data, kind)
+	if err == nil && format != noteFormat {
 		return nil, fmt.Errorf("%s: written in format %d, and this version of runnel reads format %d only: start it with the version that wrote it, or a newer one",
-			path, n.format, format)
+			path, format, noteFormat)
 	}
-	if err := n.check(keys); err != nil {
+	if err == nil {
+		err = n.check(keys)
+	}
+	if err != nil {
 		return nil, &DamagedError{Path: path, Why: err.Error()}
 	}
 	return n, nil
 }
 
 // parseNote splits a note whose checksum is right. Of a note in another format
-// nothing but kind and format is promised.
-func parseNote(data []byte, kind string, format int) (*note, error) {
+// it says only that.
+func parseNote(data []byte, kind string) (n *note, format int, err error) {
 	body, found := strings.CutSuffix(string(data), "\n")
 	last := strings.LastIndexByte(body, '\n') + 1
 	sum, isSum := strings.CutPrefix(body[last:], noteCRC)
 	if !found || !isSum {
-		return nil, errors.New("the checksum is missing: the file is cut short or is something else")
+		return nil, 0, errors.New("the checksum is missing: the file is cut short or is something else")
 	}
 	if want := fmt.Sprintf("%08x", noteSum(data[:last])); sum != want {
-		return nil, fmt.Errorf("bad checksum: it says %.8q, the content has %s", sum, want)
+		return nil, 0, fmt.Errorf("bad checksum: it says %.8q, the content has %s", sum, want)
 	}
 	lines := strings.Split(strings.TrimSuffix(body[:last], "\n"), "\n")
-	n := &note{kind: kind}
 	number, found := strings.CutPrefix(lines[0], kind+" ")
-	var err error
-	if n.format, err = strconv.Atoi(number); !found || err != nil || n.format < 1 {
-		return nil, fmt.Errorf("it begins with %.40q, not with %q and a format number", lines[0], kind)
+	if format, err = strconv.Atoi(number); !found || err != nil || format < 1 {
+		return nil, 0, fmt.Errorf("it begins with %.40q, not with %q and a format number", lines[0], kind)
 	}
-	if n.format != format {
-		return n, nil
+	if format != noteFormat {
+		return nil, format, nil
 	}
+	n = &note{kind: kind}
 	for _, line := range lines[1:] {
 		key, value, found := strings.Cut(line, " ")
 		if !found {
-			return nil, fmt.Errorf("line %.80q is not a key and a value", line)
+			return nil, 0, fmt.Errorf("line %.80q is not a key and a value", line)
 		}
 		n.pairs = append(n.pairs, pair{key, value})
 	}
-	return n, nil
+	return n, format, nil
 }
 
 func (n *note) check(keys []string) error {

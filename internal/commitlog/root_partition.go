@@ -65,7 +65,7 @@ func (r *Root) OpenPartition(topic uuid.UUID, name string, number int32, cfg Con
 		r.unreserve(id)
 		return nil, rec, fmt.Errorf("open partition %s: %w", id, err)
 	}
-	o.log = log
+	o.log.Store(log)
 	return log, rec, nil
 }
 
@@ -262,11 +262,12 @@ func (r *Root) ClosePartition(id PartitionID) error {
 	o.turn.take()
 	defer o.turn.give()
 
-	if o.log == nil {
+	log := o.log.Load()
+	if log == nil {
 		return nil // somebody else closed it, or it failed to open
 	}
-	err := o.log.Close()
-	o.log = nil
+	err := log.Close()
+	o.log.Store(nil)
 	if err != nil {
 		// A clean marker does not speak for it.
 		r.mu.Lock()

@@ -12,7 +12,7 @@ import (
 
 // How often the flusher looks whether a log is due, at most and at least.
 const (
-	minFlushTick = 10 * time.Millisecond
+	minFlushTick = 50 * time.Millisecond
 	maxFlushTick = time.Second
 )
 
@@ -93,33 +93,35 @@ func (r *Root) flushLoop(ctx context.Context) {
 	}
 }
 
-// flushDue syncs what is due and returns how long nothing will be.
+// flushDue syncs what is due and returns how long nothing will be. A log that
+// somebody else is busy with comes the next time.
 func (r *Root) flushDue(ctx context.Context) time.Duration {
+	logs := r.snapshot()
 	now := time.Now()
-	next := now.Add(maxFlushTick)
 	due := map[PartitionID]*openLog{}
-	for id, o := range r.snapshot() {
-		if !o.flushDue.After(now) {
+	for id, o := range logs {
+		if o.log.Load() != nil && !o.flushDue.After(now) {
 			due[id] = o
 		}
 	}
-	r.eachOpen(ctx, due, func(id PartitionID, o *openLog) error {
-		o.flushDue = now.Add(o.log.Config().FlushInterval)
-		if o.log.Durable() >= o.log.End() {
+	r.eachOpen(ctx, due, tryTake, func(o *openLog, log *Log) error {
+		o.flushDue = now.Add(log.Config().FlushInterval)
+		if log.Durable() >= log.End() {
 			return nil
 		}
-		return o.log.Sync()
+		return log.Sync()
 	})
-	for _, o := range r.snapshot() {
-		if o.flushDue.Before(next) {
+	next := now.Add(maxFlushTick)
+	for _, o := range logs {
+		if o.log.Load() != nil && o.flushDue.Before(next) {
 			next = o.flushDue
 		}
 	}
-	return max(minFlushTick, next.Sub(time.Now()))
+	return max(minFlushTick, time.Until(next))
 }
 
 func (r *Root) checkpointAll(ctx context.Context) {
-	r.eachOpen(ctx, r.snapshot(), func(_ PartitionID, o *openLog) error { return o.log.Checkpoint() })
+	r.eachOpen(ctx, r.snapshot(), mustTake, func(_ *openLog, log *Log) error { return log.Checkpoint() })
 	r.notes.take()
 	defer r.notes.give()
 
@@ -131,23 +133,37 @@ func (r *Root) checkpointAll(ctx context.Context) {
 	}
 }
 
-// eachOpen calls fn for each log that is open still, in its turn, and passes
-// on what goes wrong.
-func (r *Root) eachOpen(ctx context.Context, logs map[PartitionID]*openLog, fn func(PartitionID, *openLog) error) {
+func mustTake(t turn) bool {
+	t.take()
+	return true
+}
+
+func tryTake(t turn) bool {
+	select {
+	case t <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// eachOpen calls fn for each log that is open, in its turn, as take gets it,
+// and passes on what goes wrong. It waits for none that is being opened.
+func (r *Root) eachOpen(ctx context.Context, logs map[PartitionID]*openLog, take func(turn) bool, fn func(*openLog, *Log) error) {
 	ids := slices.Collect(maps.Keys(logs))
 	r.each(len(ids), func(i int) {
-		if ctx.Err() != nil {
+		o := logs[ids[i]]
+		if ctx.Err() != nil || o.log.Load() == nil || !take(o.turn) {
 			return
 		}
-		id, o := ids[i], logs[ids[i]]
-		o.turn.take()
 		defer o.turn.give()
 
-		if o.log == nil {
+		log := o.log.Load()
+		if log == nil {
 			return
 		}
-		if err := fn(id, o); err != nil && !errors.Is(err, ErrFailed) {
-			r.opts.OnWarning(fmt.Errorf("partition %s: %w", id, err))
+		if err := fn(o, log); err != nil && !errors.Is(err, ErrFailed) {
+			r.opts.OnWarning(fmt.Errorf("partition %s: %w", ids[i], err))
 		}
 	})
 }
@@ -171,12 +187,14 @@ func (r *Root) Close(brokerEpoch int64) error {
 	r.notes.take()
 	defer r.notes.give()
 
-	if failed := r.failure.Err(); failed != nil {
-		r.noteFailure()
-		err = errors.Join(err, failed)
+	if err == nil {
+		err = r.failure.Err()
 	}
 	if err == nil {
 		err = r.markInTurn(brokerEpoch)
+	}
+	if r.failure.Err() != nil {
+		r.noteFailure()
 	}
 	return errors.Join(err, r.lock.Close())
 }

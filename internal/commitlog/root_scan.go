@@ -16,7 +16,6 @@ import (
 // Names in a data root, below its own files.
 const (
 	topicFileName  = "topic"
-	topicFormat    = 1
 	removedSuffix  = ".removed"
 	setAsideSuffix = ".lost-"
 )
@@ -107,7 +106,7 @@ func (r *Root) scanTopic(topic uuid.UUID, dir string) error {
 // readTopicFile returns the name in a topic's directory.
 func readTopicFile(fsys vfs.FS, dir string, topic uuid.UUID) (string, error) {
 	path := filepath.Join(dir, topicFileName)
-	n, err := readNote(fsys, path, topicFileName, topicFormat, "topic_id", "name")
+	n, err := readNote(fsys, path, topicFileName, "topic_id", "name")
 	if err != nil {
 		return "", err
 	}
@@ -119,7 +118,7 @@ func readTopicFile(fsys vfs.FS, dir string, topic uuid.UUID) (string, error) {
 }
 
 func encodeTopicFile(topic uuid.UUID, name string) []byte {
-	n := note{kind: topicFileName, format: topicFormat}
+	n := note{kind: topicFileName}
 	n.addString("topic_id", topic.String())
 	n.addString("name", name)
 	return n.encode()
@@ -129,7 +128,7 @@ func encodeTopicFile(topic uuid.UUID, name string) []byte {
 // "" when there is no such file.
 func readFailed(fsys vfs.FS, dir string) (reason string, err error) {
 	path := filepath.Join(dir, failedName)
-	n, err := readNote(fsys, path, failedName, failedFormat, "reason")
+	n, err := readNote(fsys, path, failedName, "reason")
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
@@ -145,13 +144,11 @@ func readFailed(fsys vfs.FS, dir string) (reason string, err error) {
 	return reason, nil
 }
 
-const failedFormat = 1
-
 // noteFailure leaves word for the next start that the disk failed, as far as
 // a failed disk allows: until the controller has judged that start, nothing on
 // this root is trusted.
 func (r *Root) noteFailure() {
-	n := note{kind: failedName, format: failedFormat}
+	n := note{kind: failedName}
 	n.addString("reason", r.failure.Err().Error())
 	if err := vfs.WriteFileAtomic(r.fs, filepath.Join(r.dir, failedName), n.encode()); err != nil {
 		r.opts.OnWarning(fmt.Errorf("leave word that the disk failed: %w", err))

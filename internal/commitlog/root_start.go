@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"syscall"
 
 	"github.com/google/uuid"
 
@@ -125,8 +126,18 @@ func (r *Root) make() error {
 		DirectoryID: directory, BootID: r.boot,
 	}
 	r.found = map[PartitionID]PartitionDir{}
+	r.unverifiedSaved = map[PartitionID]string{}
 	r.start.Fresh = true
 	r.settled = true
+	// Somebody else may have made the directory just now, and not durably.
+	// Where the parent is not ours to sync, nothing can be done about it.
+	err = r.fs.SyncDir(filepath.Dir(r.dir))
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EINVAL):
+		r.start.Problems = append(r.start.Problems, err)
+	case err != nil:
+		return fmt.Errorf("data directory: %w", err)
+	}
 	return r.writeNote(identityName, r.id.encode())
 }
 
