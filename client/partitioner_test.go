@@ -1,0 +1,33 @@
+package client
+
+import "testing"
+
+// The published values of Kafka's Java client.
+func TestMurmur2(t *testing.T) {
+	for key, want := range map[string]int32{
+		"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536,
+		"a-little-bit-longer-string": -1486304829, "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971, "abc": 479470107,
+	} {
+		if got := int32(murmur2([]byte(key))); got != want {
+			t.Errorf("murmur2(%q) = %d, want %d", key, got, want)
+		}
+		if p := keyPartition([]byte(key), 7); p != (want&0x7fffffff)%7 {
+			t.Errorf("key %q goes to %d", key, p)
+		}
+	}
+	if p := keyPartition([]byte{}, 7); p < 0 || p >= 7 {
+		t.Errorf("the empty key goes to %d", p)
+	}
+}
+
+func TestParseBrokers(t *testing.T) {
+	for in, want := range map[string]int{
+		"[::1]:9092": 1, "[fe80::1%eth0]:9092": 1, "localhost:7420": 1, "a:1,b:2": 2, " a:1 , b:2 ": 2, "10.0.0.1:65535": 1,
+		"::1": 0, "localhost": 0, "host:0": 0, "host:70000": 0, ":9092": 0, "a,b": 0, "": 0, "http://a:80": 0, "a:b": 0, "a:-1": 0, "a:1,b": 0,
+	} {
+		got, err := parseBrokers([]string{in})
+		if (err == nil) != (want > 0) || err == nil && len(got) != want {
+			t.Errorf("%q: %q, %v; want %d addresses", in, got, err, want)
+		}
+	}
+}

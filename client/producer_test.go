@@ -1,0 +1,634 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/client"
+)
+
+func itoa[N int | int64](n N) string { return strconv.FormatInt(int64(n), 10) }
+
+// bubble runs a test in virtual time. What is left running when it ends fails
+// it.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+// A tally collects results by the record's value.
+type tally struct {
+	// mu guards the fields below
+	mu sync.Mutex
+
+	results map[string]client.Result
+	order   []string
+	twice   []string
+}
+
+func newTally() *tally { return &tally{results: map[string]client.Result{}} }
+
+func (y *tally) done(value string) func(client.Result) {
+	return func(r client.Result) {
+		y.mu.Lock()
+		defer y.mu.Unlock()
+		if _, ok := y.results[value]; ok {
+			y.twice = append(y.twice, value)
+		}
+		y.results[value] = r
+		y.order = append(y.order, value)
+	}
+}
+
+func (y *tally) count(o client.Outcome) int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	n := 0
+	for _, r := range y.results {
+		if r.Outcome() == o {
+			n++
+		}
+	}
+	return n
+}
+
+// check wants so many outcomes of each kind, each told once.
+func (y *tally) check(t *testing.T, acked, failed, unknown int) {
+	t.Helper()
+	if a, f, u := y.count(client.Acknowledged), y.count(client.Failed), y.count(client.Unknown); a != acked || f != failed || u != unknown {
+		t.Errorf("%d acknowledged, %d failed, %d unknown; want %d, %d, %d; first errors %v", a, f, u, acked, failed, unknown, y.errs(3))
+	}
+	if len(y.twice) > 0 {
+		t.Errorf("callbacks called twice: %v", y.twice)
+	}
+}
+
+func (y *tally) errs(n int) (es []error) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for _, v := range y.order {
+		if r := y.results[v]; r.Err != nil && len(es) < n {
+			es = append(es, r.Err)
+		}
+	}
+	return es
+}
+
+func producer(t *testing.T, c *client.Client, opts ...client.ProducerOption) *client.Producer {
+	t.Helper()
+	p, err := c.NewProducer(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = p.Close(ctx)
+	})
+	return p
+}
+
+// send produces the numbers [from, to) to partition 0 of topic "t".
+func send(t *testing.T, p *client.Producer, y *tally, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		v := itoa(i)
+		p.Produce(t.Context(), client.Record{Topic: "t", Value: []byte(v)}, y.done(v))
+	}
+}
+
+func flush(t *testing.T, p *client.Producer) {
+	t.Helper()
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// increasing wants the stored values to be numbers that only rise, and exactly
+// those that were acknowledged or have an unknown outcome.
+func (f *fakeBroker) increasing(t *testing.T, y *tally) {
+	t.Helper()
+	last := -1
+	stored := map[string]int64{}
+	for _, r := range f.all(t, "t", 0) {
+		n, err := strconv.Atoi(string(r.Value))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n <= last {
+			t.Errorf("%d is stored after %d", n, last)
+		}
+		last = n
+		stored[string(r.Value)] = int64(r.Offset)
+	}
+	for v, r := range y.results {
+		offset, there := stored[v]
+		switch {
+		case r.Outcome() == client.Acknowledged && (!there || offset != r.Offset):
+			t.Errorf("%s was acknowledged at offset %d; stored %v at %d", v, r.Offset, there, offset)
+		case r.Outcome() == client.Failed && there:
+			t.Errorf("%s failed for certain (%v) and is stored at %d", v, r.Err, offset)
+		}
+	}
+}
+
+func TestProducer_allIsStoredInOrder(t *testing.T) {
+	for name, opts := range map[string][]client.ProducerOption{
+		"as it is":          nil,
+		"small batches":     {client.BatchBytes(1 << 10)},
+		"one in flight":     {client.BatchBytes(1 << 10), client.MaxInFlight(1)},
+		"lingering":         {client.Linger(10 * time.Millisecond)},
+		"zstd":              {client.Compress(client.Zstd, 0)},
+		"lz4, level 3":      {client.Compress(client.LZ4, 3)},
+		"snappy":            {client.Compress(client.Snappy, 0)},
+		"gzip":              {client.Compress(client.Gzip, 0)},
+		"little memory":     {client.BatchBytes(1 << 10), client.MaxBufferedBytes(4 << 10)},
+		"leader's acks":     {client.RequireAcks(client.AcksLeader)},
+		"memory and linger": {client.Linger(time.Second), client.MaxBufferedBytes(4 << 10)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				p := producer(t, f.client(t), opts...)
+				y := newTally()
+				send(t, p, y, 0, 5000)
+				flush(t, p)
+				y.check(t, 5000, 0, 0)
+				f.increasing(t, y)
+				if got := len(f.all(t, "t", 0)); got != 5000 {
+					t.Errorf("%d records are stored, want 5000", got)
+				}
+			})
+		})
+	}
+}
+
+func TestProducer_absentAndEmptyDiffer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		p := producer(t, f.client(t))
+		at := time.UnixMilli(1_700_000_000_123)
+		rs := []client.Record{
+			{Topic: "t", Key: []byte("k"), Value: nil},
+			{Topic: "t", Key: []byte("k"), Value: []byte{}},
+			{Topic: "t", Key: nil, Value: []byte("v")},
+			{Topic: "t", Key: []byte{}, Value: []byte("v")},
+			{Topic: "t", Value: []byte("v"), Timestamp: at, Headers: []client.Header{{Key: "a", Value: nil}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte("x")}}},
+		}
+		results, err := p.ProduceSync(t.Context(), rs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !results[4].Timestamp.Equal(at) {
+			t.Errorf("timestamp %v, want %v", results[4].Timestamp, at)
+		}
+		got := f.all(t, "t", 0)
+		for i, want := range rs {
+			if (got[i].Key == nil) != (want.Key == nil) || (got[i].Value == nil) != (want.Value == nil) {
+				t.Errorf("record %d: key %q, value %q; want %q, %q", i, got[i].Key, got[i].Value, want.Key, want.Value)
+			}
+		}
+		var heads []string
+		for h := got[4].Headers(); h.Next(); {
+			heads = append(heads, fmt.Sprintf("%s=%s/%v", h.Key(), h.Value(), h.Value() == nil))
+		}
+		if want := []string{"a=/true", "a=/false", "b=x/false"}; !slices.Equal(heads, want) {
+			t.Errorf("headers %v, want %v", heads, want)
+		}
+		if got[4].TimestampMs != at.UnixMilli() {
+			t.Errorf("stored time %d, want %d", got[4].TimestampMs, at.UnixMilli())
+		}
+	})
+}
+
+// A full buffer, and a caller that waits for its record, end the linger.
+func TestProducer_lingerEndsEarly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		p := producer(t, f.client(t), client.Linger(10*time.Second), client.MaxBufferedBytes(1<<10), client.BatchBytes(1<<10))
+		y := newTally()
+		begun := time.Now()
+		for i := range 11 {
+			p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 150)}, y.done(itoa(i)))
+		}
+		flush(t, p)
+		y.check(t, 11, 0, 0)
+		if took := time.Since(begun); took >= time.Second {
+			t.Errorf("11 records took %v", took)
+		}
+		if _, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begun); took >= time.Second {
+			t.Errorf("ProduceSync lingered: %v", took)
+		}
+		send(t, p, y, 100, 101)
+		synctest.Wait()
+		if y.count(client.Acknowledged) != 11 {
+			t.Error("a lone record did not linger")
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		y.check(t, 12, 0, 0)
+	})
+}
+
+// A batch that is too large for the broker is cut up, and each part once.
+func TestProducer_splitsWhatIsTooLarge(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.maxBatch = 100 << 10
+		p := producer(t, f.client(t), client.BatchBytes(2<<20))
+		y := newTally()
+		pad := make([]byte, 500)
+		for i := range 10000 {
+			v := itoa(i)
+			p.Produce(t.Context(), client.Record{Topic: "t", Key: pad, Value: []byte(v)}, y.done(v))
+		}
+		flush(t, p)
+		y.check(t, 10000, 0, 0)
+		f.increasing(t, y)
+		if f.calls > 120 {
+			t.Errorf("%d requests for 5 MB in batches of 100 KiB", f.calls)
+		}
+	})
+}
+
+// What can never be taken fails at once, alone, and is not tried again.
+func TestProducer_permanentErrors(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		p := producer(t, f.client(t))
+		y := newTally()
+		begun := time.Now()
+		p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 2<<20)}, y.done("large"))
+		p.Produce(t.Context(), client.Record{Topic: "no such topic", Value: []byte("x")}, y.done("topic"))
+		p.Produce(t.Context(), client.Record{Topic: "", Value: []byte("x")}, y.done("none"))
+		p.Produce(t.Context(), client.Record{Topic: "t", Headers: []client.Header{{Key: "\xff"}}}, y.done("header"))
+		send(t, p, y, 0, 99)
+		// The limit counts the serialized record: 3 bytes are before a value of
+		// that size.
+		p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 1<<20-4)}, y.done("exact"))
+		p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 1<<20-3)}, y.done("over"))
+		flush(t, p)
+		y.check(t, 100, 5, 0)
+		for v, want := range map[string]error{
+			"large": client.ErrRecordTooLarge, "topic": client.ErrTopicNotFound, "none": client.ErrInvalidTopicName,
+			"header": client.ErrInvalidRecord, "over": client.ErrRecordTooLarge,
+		} {
+			if err := y.results[v].Err; !errors.Is(err, want) || client.Reason(err) != client.Reason(want) || client.Retriable(err) {
+				t.Errorf("%s: %v, want %v", v, err, want)
+			}
+		}
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+// refuse makes the broker refuse the requests whose numbers are in nth.
+func refuse(r runnelv1.ErrorReason, c codes.Code, nth ...int) func(int, *runnelv1.ProduceRequest) action {
+	return func(n int, _ *runnelv1.ProduceRequest) action {
+		if slices.Contains(nth, n) {
+			return action{err: item(r, c)}
+		}
+		return action{}
+	}
+}
+
+func TestProducer_refusedForNowIsSentAgainInOrder(t *testing.T) {
+	for _, nth := range [][]int{{1}, {1, 2, 3}, {2, 3, 4, 5, 6, 7, 8}} {
+		t.Run(fmt.Sprint(nth), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				f.onProduce = refuse(runnelv1.ErrorReason_ERROR_REASON_NOT_ENOUGH_REPLICAS, codes.Unavailable, nth...)
+				p := producer(t, f.client(t), client.BatchBytes(1<<10))
+				y := newTally()
+				send(t, p, y, 0, 2000)
+				flush(t, p)
+				y.check(t, 2000, 0, 0)
+				f.increasing(t, y)
+			})
+		})
+	}
+}
+
+// When later records were stored already, the refused ones fail for certain:
+// sending them again would change the order.
+func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		y := newTally()
+		send(t, p, y, 0, 2000) // several are in flight from here on
+		f.locked(func() { f.onProduce = refuse(runnelv1.ErrorReason_ERROR_REASON_MOVING, codes.Unavailable, 10) })
+		flush(t, p)
+		failed := y.count(client.Failed)
+		if failed == 0 {
+			t.Skip("nothing followed the refused batch")
+		}
+		y.check(t, 2000-failed, failed, 0)
+		f.increasing(t, y)
+		for _, err := range y.errs(1) {
+			if !errors.Is(err, client.ErrOrder) || !errors.Is(err, client.ErrMoving) {
+				t.Errorf("%v, want %v and why it was refused", err, client.ErrOrder)
+			}
+		}
+	})
+}
+
+// A broken stream leaves what is unanswered unknown, and it is not sent again.
+func TestProducer_brokenStreamLeavesUnknown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			switch n {
+			case 4:
+				return action{drop: true} // stored, and nobody hears of it
+			case 5:
+				return action{kill: errBroken}
+			}
+			return action{}
+		}
+		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		y := newTally()
+		send(t, p, y, 0, 2000)
+		flush(t, p)
+		unknown := y.count(client.Unknown)
+		if unknown == 0 {
+			t.Error("no outcome is unknown")
+		}
+		y.check(t, 2000-unknown, 0, unknown)
+		f.increasing(t, y)
+		for _, err := range y.errs(1) {
+			if client.Retriable(err) {
+				t.Errorf("%v is said to be safe to send again", err)
+			}
+		}
+	})
+}
+
+// What the broker says it never read is sent again, and all is stored once.
+func TestProducer_finalGoawayIsNoLoss(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			return action{final: n == 4 || n == 9, drain: n == 14}
+		}
+		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		y := newTally()
+		send(t, p, y, 0, 2000)
+		flush(t, p)
+		y.check(t, 2000, 0, 0)
+		f.increasing(t, y)
+	})
+}
+
+func TestProducer_uncertainAnswersAreUnknown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			switch n {
+			case 1:
+				it := item(runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN, codes.DeadlineExceeded)
+				it.OutcomeUnknown = true
+				return action{err: it}
+			case 2:
+				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_INTERNAL, codes.Internal)}
+			}
+			return action{}
+		}
+		p := producer(t, f.client(t))
+		for i, want := range []client.Outcome{client.Unknown, client.Unknown, client.Acknowledged} {
+			rs, _ := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")})
+			if rs[0].Outcome() != want {
+				t.Errorf("record %d: %v (%v), want %v", i, rs[0].Outcome(), rs[0].Err, want)
+			}
+		}
+	})
+}
+
+// The delivery timeout fires whatever the broker does, and says how certain it
+// is.
+func TestProducer_deliveryTimeout(t *testing.T) {
+	always := func(a action) func(int, *runnelv1.ProduceRequest) action {
+		return func(int, *runnelv1.ProduceRequest) action { return a }
+	}
+	for name, c := range map[string]struct {
+		do   func(f *fakeBroker)
+		want client.Outcome
+	}{
+		"no broker":       {func(f *fakeBroker) { f.down = true }, client.Failed},
+		"no leader":       {func(f *fakeBroker) { f.onProduce = always(action{err: item(runnelv1.ErrorReason_ERROR_REASON_NO_LEADER, codes.Unavailable)}) }, client.Failed},
+		"no answer":       {func(f *fakeBroker) { f.onProduce = always(action{ignore: true}) }, client.Unknown},
+		"broker hangs":    {func(f *fakeBroker) { f.onProduce = always(action{wait: time.Hour}) }, client.Unknown},
+		"always draining": {func(f *fakeBroker) { f.onProduce = always(action{final: true}) }, client.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				c.do(f)
+				p := producer(t, f.client(t), client.DeliveryTimeout(5*time.Second), client.BatchBytes(1<<10))
+				y := newTally()
+				begun := time.Now()
+				send(t, p, y, 0, 10)
+				flush(t, p)
+				if took := time.Since(begun); took < 4*time.Second || took > 6*time.Second {
+					t.Errorf("took %v, want 5s", took)
+				}
+				for v, r := range y.results {
+					if r.Outcome() != c.want || !errors.Is(r.Err, client.ErrDeliveryTimeout) {
+						t.Errorf("%s: %v (%v), want %v", v, r.Outcome(), r.Err, c.want)
+					}
+				}
+				if len(y.results) != 10 {
+					t.Errorf("%d callbacks, want 10", len(y.results))
+				}
+			})
+		})
+	}
+}
+
+// Flush and Close end with their context, and every record has its callback.
+func TestProducer_flushAndCloseHonourTheirContext(t *testing.T) {
+	for name, do := range map[string]func(f *fakeBroker){
+		"brokers gone": func(f *fakeBroker) { f.down = true; f.srv.Stop() },
+		"no leader": func(f *fakeBroker) {
+			f.onProduce = func(int, *runnelv1.ProduceRequest) action {
+				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_NO_LEADER, codes.Unavailable)}
+			}
+		},
+		"no answer": func(f *fakeBroker) {
+			f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} }
+		},
+		"never known": func(f *fakeBroker) { delete(f.topics, "t"); f.down = true; f.srv.Stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				p := producer(t, f.client(t))
+				y := newTally()
+				if name != "never known" {
+					if _, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("-1")}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				f.locked(func() { do(f) })
+				synctest.Wait()
+				send(t, p, y, 0, 100)
+				within(t, "flush", p.Flush)
+				within(t, "close", p.Close)
+				if len(y.results) != 100 {
+					t.Errorf("%d callbacks, want 100", len(y.results))
+				}
+				y.check(t, 0, y.count(client.Failed), y.count(client.Unknown))
+				p.Produce(t.Context(), client.Record{Topic: "t"}, y.done("late"))
+				if err := y.results["late"].Err; !errors.Is(err, client.ErrClosed) {
+					t.Errorf("after Close: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func within(t *testing.T, what string, call func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	begun := time.Now()
+	if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%s: %v, want the context's error", what, err)
+	}
+	if took := time.Since(begun); took < 2500*time.Millisecond || took > 3500*time.Millisecond {
+		t.Errorf("%s took %v, want 3s", what, took)
+	}
+}
+
+func TestProducer_memoryIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} }
+		p := producer(t, f.client(t), client.MaxBufferedBytes(10<<10), client.BatchBytes(2<<10), client.DeliveryTimeout(10*time.Second))
+		y := newTally()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		for i := range 40 {
+			v := itoa(i)
+			p.Produce(ctx, client.Record{Topic: "t", Value: make([]byte, 1000)}, y.done(v))
+		}
+		flush(t, p)
+		waited := 0
+		for _, r := range y.results {
+			if errors.Is(r.Err, context.DeadlineExceeded) {
+				waited++
+			}
+		}
+		if waited < 30 || len(y.results) != 40 {
+			t.Errorf("%d of %d records found no room, want at least 30 of 40", waited, len(y.results))
+		}
+	})
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{wait: time.Second} }
+		p := producer(t, f.client(t), client.MaxBufferedBytes(10<<10), client.FailWhenFull())
+		y := newTally()
+		for i := range 40 {
+			p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 1000)}, y.done(itoa(i)))
+		}
+		flush(t, p)
+		if y.count(client.Failed) < 30 || !errors.Is(y.errs(1)[0], client.ErrBufferFull) {
+			t.Errorf("%d failed, first %v", y.count(client.Failed), y.errs(1))
+		}
+	})
+}
+
+// A stream that is refused outright has stored nothing.
+func TestProducer_refusedStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(int, *runnelv1.ProduceRequest) action {
+			return action{kill: status.Error(codes.PermissionDenied, "not you")}
+		}
+		p := producer(t, f.client(t))
+		rs, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")})
+		if err == nil || rs[0].Outcome() != client.Failed {
+			t.Errorf("%v: %v, want a certain failure", rs[0].Outcome(), err)
+		}
+	})
+}
+
+// A topic that was deleted and created again takes no old writes, and takes new
+// ones.
+func TestProducer_topicCreatedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 3})
+		p := producer(t, f.client(t), client.PartitionBy(client.Manual))
+		one := func(part int32) error {
+			_, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Partition: part, Value: []byte("1")})
+			return err
+		}
+		if err := one(2); err != nil {
+			t.Fatal(err)
+		}
+		f.create("t", 1)
+		if err := one(0); !errors.Is(err, client.ErrTopicIDMismatch) {
+			t.Errorf("an old write: %v", err)
+		}
+		for range 2 { // the first may come before the look at the topic is over
+			_ = one(0)
+			synctest.Wait()
+		}
+		if err := one(0); err != nil {
+			t.Errorf("a new write: %v", err)
+		}
+		if err := one(2); !errors.Is(err, client.ErrPartitionNotFound) {
+			t.Errorf("a partition that is gone: %v", err)
+		}
+	})
+}
+
+func TestProducer_partitions(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 4})
+		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		y := newTally()
+		for i := range 400 {
+			v := itoa(i)
+			p.Produce(t.Context(), client.Record{Topic: "t", Key: []byte("k" + itoa(i%10)), Value: []byte(v)}, y.done(v))
+		}
+		for i := range 4000 {
+			v := itoa(1000 + i)
+			p.Produce(t.Context(), client.Record{Topic: "t", Value: []byte(v)}, y.done(v))
+		}
+		flush(t, p)
+		y.check(t, 4400, 0, 0)
+		place := map[string]int{}
+		for n := range 4 {
+			keyless := 0
+			for _, r := range f.all(t, "t", n) {
+				if r.Key == nil {
+					keyless++
+					continue
+				}
+				if at, ok := place[string(r.Key)]; ok && at != n {
+					t.Errorf("key %s is in the partitions %d and %d", r.Key, at, n)
+				}
+				place[string(r.Key)] = n
+			}
+			if keyless < 400 {
+				t.Errorf("partition %d got %d of 4000 keyless records", n, keyless)
+			}
+		}
+	})
+}

@@ -1,0 +1,540 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/client"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// fill stores the numbers [0, n) in partition p of a topic, in batches of per.
+func (f *fakeBroker) fill(t *testing.T, topic string, p int32, n, per int, c record.Compression) {
+	t.Helper()
+	b := record.NewBuilder(record.NewCodec(), record.Limits{})
+	for i := 0; i < n; {
+		b.Reset()
+		for j := 0; j < per && i < n; j++ {
+			if err := b.Add([]byte(itoa(i)), []byte("value "+itoa(i)), []record.HeaderKV{{Key: "n", Value: []byte(itoa(i))}}, int64(1000+i)); err != nil {
+				t.Fatal(err)
+			}
+			i++
+		}
+		batch, err := b.Finish(c, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg := &runnelv1.RecordBatch{}
+		if err := proto.Unmarshal(batch.AppendMessage(nil), msg); err != nil {
+			t.Fatal(err)
+		}
+		if _, ierr := f.store(&runnelv1.ProduceRequest{Topic: topic, Partition: &p, Batch: msg}); ierr != nil {
+			t.Fatal(ierr)
+		}
+	}
+}
+
+func newReader(t *testing.T, c *client.Client, opts ...client.ReaderOption) *client.Reader {
+	t.Helper()
+	r, err := c.NewReader(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+func assign(t *testing.T, r *client.Reader, as ...client.Assignment) {
+	t.Helper()
+	if err := r.Assign(t.Context(), as...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantRun wants exactly the records [from, to) of partition p, in order.
+func wantRun(t *testing.T, got []client.Record, p int32, from, to int) {
+	t.Helper()
+	next := from
+	for _, r := range got {
+		if r.Partition != p {
+			continue
+		}
+		if r.Offset != int64(next) || string(r.Key) != itoa(next) || string(r.Value) != "value "+itoa(next) ||
+			len(r.Headers) != 1 || r.Headers[0].Key != "n" || string(r.Headers[0].Value) != itoa(next) || r.Timestamp.UnixMilli() != int64(1000+next) {
+			t.Fatalf("partition %d: read %d %q=%q %v at %v, want number %d", p, r.Offset, r.Key, r.Value, r.Headers, r.Timestamp, next)
+		}
+		next++
+	}
+	if next != to {
+		t.Errorf("partition %d: read %d to %d, want up to %d", p, from, next, to)
+	}
+}
+
+func readToEnd(t *testing.T, r *client.Reader) []client.Record {
+	t.Helper()
+	var got []client.Record
+	for rec, err := range r.Records(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, rec.Clone())
+	}
+	return got
+}
+
+func TestReader_readsAllOnce(t *testing.T) {
+	for _, c := range []record.Compression{record.CompressionNone, record.CompressionZstd, record.CompressionLZ4, record.CompressionSnappy, record.CompressionGzip} {
+		t.Run(c.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 3})
+				for p := range int32(3) {
+					f.fill(t, "t", p, 2000*int(p), 300, c)
+				}
+				r := newReader(t, f.client(t), client.Prefetch(64<<10))
+				assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition, AtEnd: true})
+				got := readToEnd(t, r)
+				for p := range int32(3) {
+					wantRun(t, got, p, 0, 2000*int(p))
+				}
+				if pos, _ := r.Position("t", 2); pos != 4000 {
+					t.Errorf("position %d, want 4000", pos)
+				}
+				if _, err := r.Poll(t.Context()); !errors.Is(err, io.EOF) {
+					t.Errorf("after the end: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestReader_starts(t *testing.T) {
+	for name, c := range map[string]struct {
+		a        client.Assignment
+		from, to int
+	}{
+		"earliest":              {client.Assignment{AtEnd: true}, 0, 100},
+		"an offset in a batch":  {client.Assignment{Start: client.AtOffset(57), AtEnd: true}, 57, 100},
+		"the end":               {client.Assignment{Start: client.Latest(), AtEnd: true}, 100, 100},
+		"the end by offset":     {client.Assignment{Start: client.AtOffset(100), AtEnd: true}, 100, 100},
+		"before the end":        {client.Assignment{Start: client.BeforeEnd(13), AtEnd: true}, 87, 100},
+		"longer than the log":   {client.Assignment{Start: client.BeforeEnd(1000), AtEnd: true}, 0, 100},
+		"a time":                {client.Assignment{Start: client.AtTime(time.UnixMilli(1055)), AtEnd: true}, 50, 100},
+		"a time to come":        {client.Assignment{Start: client.AtTime(time.UnixMilli(9999)), AtEnd: true}, 100, 100},
+		"a stop within a batch": {client.Assignment{Start: client.AtOffset(5), Stop: 33}, 5, 33},
+		"a stop before the end": {client.Assignment{Stop: 33, AtEnd: true}, 0, 33},
+		"a stop after the end":  {client.Assignment{Stop: 3300, AtEnd: true}, 0, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+				r := newReader(t, f.client(t))
+				c.a.Topic = "t"
+				assign(t, r, c.a)
+				wantRun(t, readToEnd(t, r), 0, c.from, c.to)
+			})
+		})
+	}
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		r := newReader(t, f.client(t))
+		for _, a := range []client.Assignment{{Topic: "gone"}, {Topic: "t", Partition: 1, Start: client.Latest()}, {Topic: "t", Start: client.AtOffset(-1)}, {Topic: "t", Stop: -1}, {Topic: "t", Start: client.BeforeEnd(-1)}} {
+			a.AtEnd = true
+			if err := r.Assign(t.Context(), a); err == nil {
+				t.Errorf("%+v was taken", a)
+			}
+		}
+	})
+}
+
+// Following sees what is stored after Assign, and nothing before.
+func TestReader_followsFromLatest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+		c := f.client(t)
+		r := newReader(t, c)
+		assign(t, r, client.Assignment{Topic: "t", Start: client.Latest()})
+		p := producer(t, c)
+		for i := range 5 {
+			if _, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte(itoa(i))}); err != nil {
+				t.Fatal(err)
+			}
+			b, err := r.Poll(t.Context())
+			if err != nil || !b.Next() || b.Record().Offset != int64(100+i) {
+				t.Fatalf("poll %d: %v, %+v", i, err, b)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := r.Poll(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("an empty poll: %v", err)
+		}
+	})
+}
+
+// Whatever breaks, and whenever, each record is read once and in order.
+func TestReader_resumesWithoutLossOrRepetition(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 1))
+				f := newFake(t, map[string]int{"t": 2})
+				f.fill(t, "t", 0, 3000, 1+rng.IntN(200), record.CompressionNone)
+				f.fill(t, "t", 1, 3000, 1+rng.IntN(200), record.CompressionZstd)
+				breaks := 0
+				f.onFetch = func(stream, responses int) error {
+					if breaks < 30 && responses > 0 && rng.IntN(3) == 0 {
+						breaks++
+						return errBroken
+					}
+					return nil
+				}
+				r := newReader(t, f.client(t), client.Prefetch(64<<10))
+				assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition, AtEnd: true})
+				got := readToEnd(t, r)
+				wantRun(t, got, 0, 0, 3000)
+				wantRun(t, got, 1, 0, 3000)
+				if breaks == 0 {
+					t.Error("nothing broke")
+				}
+			})
+		})
+	}
+}
+
+// The end is seen without a record there: transaction markers take offsets.
+func TestReader_endsBehindAGap(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 1, 1, record.CompressionNone)
+		f.locked(func() { f.topics["t"].parts[0].next = 2 })
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		begun := time.Now()
+		wantRun(t, readToEnd(t, r), 0, 0, 1)
+		if pos, _ := r.Position("t", 0); pos != 2 || time.Since(begun) > 2*time.Second {
+			t.Errorf("position %d after %v, want 2", pos, time.Since(begun))
+		}
+	})
+}
+
+func TestReader_seekPauseResumeRemove(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 2})
+		f.fill(t, "t", 0, 1000, 10, record.CompressionNone)
+		f.fill(t, "t", 1, 1000, 10, record.CompressionNone)
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition})
+		var got []client.Record
+		do := map[int]func() error{
+			100: func() error { return r.Pause("t", 0) },
+			300: func() error { return r.Seek(t.Context(), "t", 1, client.AtOffset(42)) },
+			500: func() error { return r.Resume("t", 0) },
+			700: func() error { return r.Remove("t", 1) },
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		paused, removed := false, false
+		for rec, err := range r.Records(ctx) {
+			if err != nil {
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+				break
+			}
+			if paused && rec.Partition == 0 || removed && rec.Partition == 1 {
+				t.Fatalf("read %d of partition %d, which is paused or removed", rec.Offset, rec.Partition)
+			}
+			got = append(got, rec.Clone())
+			if f := do[len(got)]; f != nil {
+				if err := f(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			paused = len(got) >= 100 && len(got) < 500
+			removed = len(got) >= 700
+		}
+		wantRun(t, got, 0, 0, 1000)
+		var ones []int64
+		for _, r := range got {
+			if r.Partition == 1 {
+				ones = append(ones, r.Offset)
+			}
+		}
+		jumps := 0
+		for i := 1; i < len(ones); i++ {
+			if ones[i] != ones[i-1]+1 {
+				jumps++
+				if ones[i] != 42 {
+					t.Errorf("partition 1 jumped from %d to %d", ones[i-1], ones[i])
+				}
+			}
+		}
+		if jumps != 1 {
+			t.Errorf("partition 1 jumped %d times, want once", jumps)
+		}
+		if err := r.Seek(t.Context(), "t", 1, client.Earliest()); err == nil {
+			t.Error("a removed partition could be moved")
+		}
+	})
+}
+
+// A loop that is left goes on where it was, whoever reads on.
+func TestReader_leavingALoop(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 500, 100, record.CompressionNone)
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		var got []client.Record
+		for len(got) < 250 {
+			for rec, err := range r.Records(t.Context()) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, rec.Clone())
+				if pos, _ := r.Position("t", 0); pos != int64(len(got)) {
+					t.Fatalf("position %d after %d records", pos, len(got))
+				}
+				break
+			}
+		}
+		b, err := r.Poll(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rec := range b.All() {
+			got = append(got, rec.Clone())
+		}
+		got = append(got, readToEnd(t, r)...)
+		wantRun(t, got, 0, 0, 500)
+	})
+}
+
+// Every way out ends the stream.
+func TestReader_leavesNothingBehind(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 500, 100, record.CompressionNone)
+		c := f.client(t)
+		for i := range 300 {
+			r, err := c.NewReader()
+			if err != nil {
+				t.Fatal(err)
+			}
+			assign(t, r, client.Assignment{Topic: "t"})
+			switch i % 3 {
+			case 0: // break after one
+				for range r.Records(t.Context()) {
+					break
+				}
+			case 1: // closed while a poll waits
+				for range 5 {
+					if _, err := r.Poll(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				closed := make(chan error, 1)
+				time.AfterFunc(time.Millisecond, func() { closed <- r.Close() })
+				for {
+					if _, err := r.Poll(t.Context()); err != nil {
+						if !errors.Is(err, client.ErrClosed) {
+							t.Fatalf("poll: %v", err)
+						}
+						break
+					}
+				}
+				<-closed
+			case 2: // the context ends
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				for range r.Records(ctx) {
+				}
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		f.locked(func() {
+			if f.open != 0 {
+				t.Errorf("%d streams are open", f.open)
+			}
+		})
+	})
+}
+
+// What is in flight and unread stays within the credit, plus one response.
+func TestReader_prefetchIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 200000, 1000, record.CompressionNone)
+		r := newReader(t, f.client(t), client.Prefetch(256<<10))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		f.mu.Lock()
+		sent := f.owed
+		f.mu.Unlock()
+		if sent > 0 || sent < -128<<10 {
+			t.Errorf("the credit fell to %d: want it used up, and overdrawn by one response at most", sent)
+		}
+		wantRun(t, readToEnd(t, r), 0, 0, 200000)
+	})
+}
+
+func TestReader_outOfRange(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		opts []client.ReaderOption
+		from int64
+		want []int64 // first offset read; none: an error
+	}{
+		{"fails below", nil, 5, nil},
+		{"fails above", nil, 500, nil},
+		{"earliest", []client.ReaderOption{client.OnOutOfRange(client.ResetEarliest)}, 500, []int64{50}},
+		{"latest", []client.ReaderOption{client.OnOutOfRange(client.ResetLatest)}, 5, []int64{100}},
+		{"nearest below", []client.ReaderOption{client.OnOutOfRange(client.ResetNearest)}, 5, []int64{50}},
+		{"nearest above", []client.ReaderOption{client.OnOutOfRange(client.ResetNearest)}, 500, []int64{100}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1, "other": 1})
+				f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+				f.fill(t, "other", 0, 10, 10, record.CompressionNone)
+				f.locked(func() {
+					p := f.topics["t"].parts[0]
+					p.start, p.frames, p.heads = 50, p.frames[5:], p.heads[5:]
+				})
+				cl := f.client(t)
+				r := newReader(t, cl, c.opts...)
+				assign(t, r, client.Assignment{Topic: "t", Start: client.AtOffset(c.from)}, client.Assignment{Topic: "other"})
+				time.AfterFunc(time.Second, func() { f.fill(t, "t", 0, 1, 1, record.CompressionNone) })
+				var first []int64
+				var failed error
+				others := 0
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				for rec, err := range r.Records(ctx) {
+					switch {
+					case errors.Is(err, context.DeadlineExceeded):
+					case err != nil:
+						failed = err
+					case rec.Topic == "other":
+						others++
+					case first == nil:
+						first = []int64{rec.Offset}
+					}
+				}
+				if !slices.Equal(first, c.want) || others != 10 {
+					t.Errorf("first offset %v, want %v; %d records of the other topic", first, c.want, others)
+				}
+				var pe *client.PartitionError
+				if (failed != nil) != (c.want == nil) || failed != nil && (!errors.Is(failed, client.ErrOffsetOutOfRange) || !errors.As(failed, &pe) || pe.Topic != "t") {
+					t.Errorf("error %v", failed)
+				}
+			})
+		})
+	}
+}
+
+// A broker that falls silent is noticed within half a minute, and left.
+func TestReader_silentBroker(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		r := newReader(t, f.client(t))
+		f.silent = true
+		assign(t, r, client.Assignment{Topic: "t"})
+		time.AfterFunc(time.Second, func() {
+			f.fill(t, "t", 0, 1, 1, record.CompressionNone)
+			f.locked(func() { f.silent = false }) // for the next stream; this one hears nothing
+		})
+		begun := time.Now()
+		f.locked(func() {
+			f.onFetch = func(stream, _ int) error {
+				if stream == 1 {
+					return nil
+				}
+				return nil
+			}
+		})
+		b, err := r.Poll(t.Context())
+		if err != nil || !b.Next() {
+			t.Fatal(err)
+		}
+		if took := time.Since(begun); took > 40*time.Second {
+			t.Errorf("noticed after %v", took)
+		}
+	})
+}
+
+func TestReader_errorsOfTheWholeStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onFetch = func(int, int) error { return status.Error(codes.Unauthenticated, "who are you") }
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t"})
+		if _, err := r.Poll(t.Context()); err == nil || client.Retriable(err) {
+			t.Errorf("poll: %v", err)
+		}
+	})
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		r := newReader(t, f.client(t), client.RetryTimeout(5*time.Second))
+		assign(t, r, client.Assignment{Topic: "t"})
+		synctest.Wait()
+		f.locked(func() { f.down = true })
+		f.srv.Stop()
+		begun := time.Now()
+		if _, err := r.Poll(t.Context()); !errors.Is(err, client.ErrUnreachable) {
+			t.Errorf("poll: %v", err)
+		}
+		if took := time.Since(begun); took < 4*time.Second || took > 7*time.Second {
+			t.Errorf("gave up after %v, want 5s", took)
+		}
+	})
+}
+
+// Bytes that are not what was stored are an error, and nothing behind them is
+// read as if nothing were missing.
+func TestReader_damage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+		f.locked(func() {
+			frame := f.topics["t"].parts[0].frames[3]
+			frame[len(frame)-3] ^= 1
+		})
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		var got []client.Record
+		var failed error
+		for rec, err := range r.Records(t.Context()) {
+			if err != nil {
+				failed = err
+				continue
+			}
+			got = append(got, rec.Clone())
+		}
+		wantRun(t, got, 0, 0, 30)
+		if !errors.Is(failed, client.ErrCorruptData) {
+			t.Errorf("error %v", failed)
+		}
+		if pos, _ := r.Position("t", 0); pos != 30 {
+			t.Errorf("position %d, want 30", pos)
+		}
+	})
+}
