@@ -13,6 +13,7 @@ func TestCreateTopic_reaches_brokers_whole(t *testing.T) {
 		w := newWorld(t)
 		c := w.controller("controller-1:7422", nil)
 		defer c.stop(t)
+		<-c.Ready()
 		b := w.newBroker(1).serve(c.addr)
 		defer b.leave()
 		r := mustCreate(t, w.client(c.addr), &runnelv1.NewTopic{Name: "orders", Partitions: new(int32(300))})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
@@ -19,6 +20,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/controller"
+	"github.com/runnelmq/runnel/controller/store"
 	"github.com/runnelmq/runnel/controller/store/storetest"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/rpcserver"
@@ -63,10 +65,11 @@ func (w *world) dial(ctx context.Context, addr string) (net.Conn, error) {
 type running struct {
 	*controller.Controller
 
-	addr   string
-	cancel context.CancelFunc
-	done   chan struct{}
-	err    error
+	addr     string
+	registry *prometheus.Registry
+	cancel   context.CancelFunc
+	done     chan struct{}
+	err      error
 }
 
 // stop ends the controller in an orderly way.
@@ -91,7 +94,7 @@ func (w *world) controller(addr string, change func(*controller.Config, *control
 	cfg := config(addr)
 	deps := controller.Deps{
 		KV: w.kv, Bootstrap: true, Log: zerolog.New(zerolog.NewTestWriter(w.t)).Level(zerolog.WarnLevel),
-		Listen: func(ctx context.Context, _ string) (net.Listener, error) { return w.listen(ctx, addr) },
+		Listen: func(ctx context.Context, _ string) (net.Listener, error) { return w.listen(ctx, addr) }, Registry: prometheus.NewRegistry(),
 	}
 	if change != nil {
 		change(&cfg, &deps)
@@ -101,7 +104,7 @@ func (w *world) controller(addr string, change func(*controller.Config, *control
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{Controller: c, addr: addr, cancel: cancel, done: make(chan struct{})}
+	r := &running{Controller: c, addr: addr, registry: deps.Registry, cancel: cancel, done: make(chan struct{})}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(r.done)
@@ -420,4 +423,53 @@ func wantReason(t *testing.T, what string, err error, want runnelv1.ErrorReason)
 	if got := rpcerr.Reason(err); got != want {
 		t.Errorf("%s: %v, want %v", what, err, want)
 	}
+}
+
+type (
+	controllerConfig = controller.Config
+	controllerDeps   = controller.Deps
+)
+
+// A cutKV is a store behind a network that can be cut.
+type cutKV struct {
+	*storetest.Fake
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	down bool
+}
+
+func (c *cutKV) set(down bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down = down
+}
+
+// Watch implements store.KV.
+func (c *cutKV) Watch(ctx context.Context, prefix string, from int64, fn func([]store.Event) error) error {
+	c.mu.Lock()
+	down := c.down
+	c.mu.Unlock()
+	if down {
+		return errors.New("cut off")
+	}
+	return c.Fake.Watch(ctx, prefix, from, fn)
+}
+
+// metric returns the value of a metric without labels.
+func metric(t *testing.T, r *running, name string) float64 {
+	t.Helper()
+	families, err := r.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			m := f.GetMetric()[0]
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
 }
