@@ -251,7 +251,7 @@ func (f *fetcher) locate(s *fetchSub, t *metadata.Topic, n int32, want *runnelv1
 	_, byTime := want.GetStart().(*runnelv1.FetchPartition_Timestamp)
 	s.earliest = !byOffset && !byTime && want.GetPosition() != runnelv1.Position_POSITION_LATEST
 	if want.LastEpoch != nil {
-		if err := checkLastEpoch(part, s.topic, s.next, record.Epoch(want.GetLastEpoch())); err != nil {
+		if err := f.checkLastEpoch(part, s.next, record.Epoch(want.GetLastEpoch())); err != nil {
 			return err
 		}
 	}
@@ -332,22 +332,4 @@ func checkEpoch(part *partition.Partition, st partition.State, epoch record.Epoc
 		return fmt.Errorf("%s: leader epoch %d: %w: try again", part, epoch, partition.ErrUnknownEpoch)
 	}
 	return nil
-}
-
-// checkLastEpoch says whether the log still holds what a reader had read: the
-// record before next must be of epoch last.
-func checkLastEpoch(part *partition.Partition, topic string, next record.Offset, last record.Epoch) error {
-	ender, ok := any(part).(epochEnder)
-	if !ok {
-		return nil
-	}
-	epoch, end := ender.EpochEnd(last)
-	if epoch == last && next <= end {
-		return nil
-	}
-	return truncatedError(topic, part.Number(), epoch, min(end, next))
-}
-
-type epochEnder interface {
-	EpochEnd(e record.Epoch) (record.Epoch, record.Offset)
 }

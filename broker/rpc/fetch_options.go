@@ -34,6 +34,9 @@ type fetchOptions struct {
 
 // parseOptions says what is wrong with options. Its errors end the stream.
 func parseOptions(o *runnelv1.FetchOptions) (fetchOptions, error) {
+	if o == nil {
+		o = &runnelv1.FetchOptions{}
+	}
 	f := fetchOptions{
 		format: runnelv1.FetchFormat_FETCH_FORMAT_RECORDS, follow: o.GetFollow(),
 		committed:   o.GetIsolation() != runnelv1.Isolation_ISOLATION_READ_UNCOMMITTED,

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/wire"
@@ -76,10 +77,10 @@ func timestampError(ms, nowMs int64, format string, args ...any) error {
 }
 
 // truncatedError says that the log no longer holds what a reader had read.
-func truncatedError(topic string, n int32, epoch record.Epoch, end record.Offset) error {
+func truncatedError(part *partition.Partition, epoch record.Epoch, end record.Offset) error {
 	return &logError{
 		kind:  errLogTruncated,
-		text:  fmt.Sprintf("%s/%d: the log no longer holds what was read before: it agrees up to offset %d only", topic, n, end),
+		text:  fmt.Sprintf("%s: the log no longer holds what was read before: it agrees up to offset %d only", part, end),
 		facts: map[string]string{"divergingEpoch": decimal(epoch), "endOffset": decimal(end)},
 	}
 }

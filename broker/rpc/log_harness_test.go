@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -142,6 +143,7 @@ func listenInMemory() (net.Listener, func(context.Context, string) (net.Conn, er
 func (b *testBroker) dial(dial func(context.Context, string) (net.Conn, error), opts ...grpc.DialOption) *grpc.ClientConn {
 	b.t.Helper()
 	opts = append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.NewCodec(wire.NewPool()))), // to send raw messages
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial),
 	}, opts...)
 	conn, err := grpc.NewClient("passthrough:///broker", opts...)
@@ -286,3 +288,12 @@ func (b *testBroker) text(topic string, n int32, values ...string) int64 {
 }
 
 func ptr[T any](v T) *T { return &v }
+
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
