@@ -16,7 +16,7 @@ import (
 )
 
 func (a *app) addServers(root *cobra.Command) {
-	add(root, "server", a.brokerCommand())
+	add(root, "server", a.devCommand(), a.controllerCommand(), a.brokerCommand())
 }
 
 // serverFlags are the flags of every server.
