@@ -263,6 +263,33 @@ func TestFrame_verdicts(t *testing.T) {
 	}
 }
 
+// The smallest frame there is, without a payload, where the outer length takes one byte.
+func TestFrame_verdictsWithoutAPayload(t *testing.T) {
+	frame := flipFrames(t)["emptied"]
+	edit := func(f func(b []byte)) []byte {
+		b := bytes.Clone(frame)
+		f(b)
+		binary.LittleEndian.PutUint32(b[2+posHeaderCRC:], crc32.Checksum(b[2+coveredFrom:], castagnoli))
+		return b
+	}
+	for _, tt := range []struct {
+		name string
+		file []byte
+		want Verdict
+	}{
+		{"sound", edit(func([]byte) {}), OK},
+		{"right checksum, another payload tag", edit(func(b []byte) { b[2+HeaderSize+1] = 3 }), CorruptHeader},
+		{"right checksum, negative epoch, nothing behind", edit(func(b []byte) { putInt64(b[2+posLeaderEpoch:], -1) }), CorruptHeader},
+		{"an outer length of two bytes", append([]byte{outerTag, 0xF5, 0x01}, frame[2:]...), CorruptHeader},
+		{"an outer length of two bytes, and another frame", append(append([]byte{outerTag, 0xF5, 0x01}, frame[2:]...), frame...), CorruptHeader},
+		{"a size that no batch has", append([]byte{outerTag, HeaderSize + payloadTagSize + 129 - 128 + 0x80, 1}, frame[2:20]...), CorruptHeader},
+	} {
+		if f, v := judge(tt.file); v != tt.want {
+			t.Errorf("%s: %v, %+v", tt.name, v, f)
+		}
+	}
+}
+
 func TestFrame_tooFewBytesAskForMore(t *testing.T) {
 	frame := flipFrames(t)["5000B"]
 	for n := range PrefixMax {
@@ -279,8 +306,11 @@ func TestFrame_tooFewBytesAskForMore(t *testing.T) {
 func TestFrame_bytesBeyondTheFileDoNotCount(t *testing.T) {
 	frame := flipFrames(t)["transactional"]
 	for n := 1; n < len(frame); n++ {
-		if _, v := ParseFrame(frame[:min(len(frame), PrefixMax)], int64(n), MaxFrameSize); v != Torn {
-			t.Fatalf("file of %d bytes: %v", n, v)
+		buf := append(bytes.Clone(frame[:n]), bytes.Repeat([]byte{0xA5}, PrefixMax)...)
+		for _, b := range [][]byte{buf, frame} {
+			if _, v := ParseFrame(b[:min(len(b), PrefixMax)], int64(n), MaxFrameSize); v != Torn {
+				t.Fatalf("file of %d bytes: %v", n, v)
+			}
 		}
 	}
 }

@@ -76,12 +76,20 @@ func TestIterator_reuse(t *testing.T) {
 }
 
 // A large decompressed set is not kept for ever: a thousand readers would hold it a thousand times.
-func TestIterator_letsGoOfLargeSets(t *testing.T) {
+func TestLargeSetsAreLetGo(t *testing.T) {
 	codec := NewCodec()
 	big := bytes.Repeat(rec(value(strings.Repeat("x", 1000))), 6000)
 	packed, err := codec.Compress(nil, CompressionZstd, 0, big)
 	if err != nil {
 		t.Fatal(err)
+	}
+	v := NewValidator(codec, 1)
+	msg := raw(bytes.Repeat([]byte{0}, PrefixMax), enum(fieldCompression, uint64(CompressionZstd)), compressed(packed))
+	if _, err := v.ParseBatch(msg, PrefixMax, len(msg), Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if kept := <-v.sets; cap(kept) > scratchKept {
+		t.Errorf("the validator keeps %d bytes", cap(kept))
 	}
 	it := NewIterator(codec)
 	it.Reset(Header{Compression: CompressionZstd, RecordCount: 6000, LastOffsetDelta: 5999}, packed)
