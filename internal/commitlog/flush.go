@@ -59,10 +59,22 @@ func (l *Log) Sync() error {
 	if err := l.usable(); err != nil {
 		return err
 	}
-	if l.durable.Load() >= l.end.Load() {
+	if l.settled() {
 		return nil
 	}
 	return l.group.do(l.syncOnce)
+}
+
+// settled reports whether a sync would change nothing: all batches are
+// durable, and so are the files and the indexes of sealed segments.
+func (l *Log) settled() bool {
+	if l.durable.Load() < l.end.Load() {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return len(l.unsynced) <= 1 && !l.entriesUnsynced
 }
 
 func (l *Log) syncOnce() error {

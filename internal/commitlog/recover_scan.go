@@ -111,7 +111,7 @@ func (r *recovery) peekIndex(s *segment) entry {
 }
 
 // lastEntry reads the index of s and returns the last of its entries that is
-// not above offset. The index goes on after that one. An index that cannot be
+// below offset. The index goes on after that one. An index that cannot be
 // believed is begun anew.
 func (r *recovery) lastEntry(s *segment, offset record.Offset) entry {
 	interval, entries, err := r.readIndex(s)
@@ -123,7 +123,7 @@ func (r *recovery) lastEntry(s *segment, offset record.Offset) entry {
 		return s.index.first()
 	}
 	n := 0
-	for n < len(entries) && entries[n].offset <= offset && entries[n].pos < r.fileSize[s] {
+	for n < len(entries) && entries[n].offset < offset && entries[n].pos < r.fileSize[s] {
 		n++
 	}
 	if n == 0 {
