@@ -25,14 +25,14 @@ const (
 func dev(_ *controller.Config, d *controller.Deps) { d.Dev, d.Bootstrap = true, false }
 
 // alone runs a test with a controller, active and without brokers.
-func alone(t *testing.T, change func(*controller.Config, *controller.Deps), test func(t *testing.T, w *world)) {
+func alone(t *testing.T, change func(*controller.Config, *controller.Deps), test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		c := w.controller(addr1, change)
 		defer c.stop(t)
 		<-c.Ready()
-		test(t, w)
+		test(w)
 	})
 }
 
@@ -48,7 +48,8 @@ func awaitLeader(b *broker, topic string, leader int32, after int64) *controller
 }
 
 func TestRegister_refuses(t *testing.T) {
-	alone(t, nil, func(t *testing.T, w *world) {
+	alone(t, nil, func(w *world) {
+		t := w.t
 		first := w.newBroker(1).serve(addr1)
 		defer first.leave()
 		for name, tt := range map[string]struct {
@@ -81,7 +82,8 @@ func TestRegister_refuses(t *testing.T) {
 }
 
 func TestSession_needs_a_registration_first(t *testing.T) {
-	alone(t, nil, func(t *testing.T, w *world) {
+	alone(t, nil, func(w *world) {
+		t := w.t
 		stream, err := w.client(addr1).Session(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +105,8 @@ func TestSession_needs_a_registration_first(t *testing.T) {
 }
 
 func TestRegister_of_the_same_incarnation_changes_nothing(t *testing.T) {
-	alone(t, nil, func(t *testing.T, w *world) {
+	alone(t, nil, func(w *world) {
+		t := w.t
 		a := w.newBroker(1).serve(addr1)
 		topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t"}).GetTopicId()
 		epoch, before := a.epoch, a.partition(topic, 0)
@@ -126,7 +129,8 @@ func TestRegister_of_the_same_incarnation_changes_nothing(t *testing.T) {
 func TestNewIncarnation_replaces_at_once_and_leads_again(t *testing.T) {
 	for name, change := range map[string]func(*controller.Config, *controller.Deps){"cluster": nil, "dev": dev} {
 		t.Run(name, func(t *testing.T) {
-			alone(t, change, func(t *testing.T, w *world) {
+			alone(t, change, func(w *world) {
+				t := w.t
 				a := w.newBroker(1).serve(addr1)
 				topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t", Partitions: new(int32(300))}).GetTopicId()
 				a.leave()
@@ -147,7 +151,8 @@ func TestNewIncarnation_replaces_at_once_and_leads_again(t *testing.T) {
 
 // The only copy may have lost something: it leads again, and that is on record.
 func TestSuspectReplica_is_elected_as_the_last_resort(t *testing.T) {
-	alone(t, dev, func(t *testing.T, w *world) {
+	alone(t, dev, func(w *world) {
+		t := w.t
 		a := w.newBroker(1).serve(addr1)
 		topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t"}).GetTopicId()
 		a.leave()
@@ -163,7 +168,8 @@ func TestSuspectReplica_is_elected_as_the_last_resort(t *testing.T) {
 }
 
 func TestDuplicateBroker_may_come_when_the_old_one_is_dead(t *testing.T) {
-	alone(t, nil, func(t *testing.T, w *world) {
+	alone(t, nil, func(w *world) {
+		t := w.t
 		other := w.newBroker(2).serve(addr1) // somebody must be alive, else nobody is fenced
 		defer other.leave()
 		a := w.newBroker(1).serve(addr1)
@@ -179,7 +185,8 @@ func TestDuplicateBroker_may_come_when_the_old_one_is_dead(t *testing.T) {
 }
 
 func TestSilentBroker_is_fenced_and_comes_back(t *testing.T) {
-	inCluster(t, 3, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		topic := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", ReplicationFactor: new(int32(3))}).GetTopicId()
 		before := b[0].partition(topic, 0)
 		leader, follower := b[before.GetLeader()-1], b[before.GetLeader()%3]
@@ -209,7 +216,8 @@ func TestSilentBroker_is_fenced_and_comes_back(t *testing.T) {
 }
 
 func TestDev_never_fences_by_time(t *testing.T) {
-	alone(t, dev, func(t *testing.T, w *world) {
+	alone(t, dev, func(w *world) {
+		t := w.t
 		a := w.newBroker(1).serve(addr1)
 		defer a.leave()
 		topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t"}).GetTopicId()
@@ -225,7 +233,8 @@ func TestDev_never_fences_by_time(t *testing.T) {
 
 // When nobody is heard, the fault is on this side.
 func TestController_that_hears_nobody_fences_nobody(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, w *world, _ controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 2, func(w *world, _ controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		for _, br := range b {
 			br.mu.Lock()
 			br.mute = true
@@ -241,7 +250,8 @@ func TestController_that_hears_nobody_fences_nobody(t *testing.T) {
 }
 
 func TestShutdown_hands_leaderships_over(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		shared := mustCreate(t, c, &runnelv1.NewTopic{Name: "shared", Partitions: new(int32(200)), ReplicationFactor: new(int32(2))}).GetTopicId()
 		mustCreate(t, c, &runnelv1.NewTopic{Name: "own", Partitions: new(int32(2)), ReplicationFactor: new(int32(1))})
 		start := time.Now()
@@ -279,7 +289,8 @@ func TestShutdown_hands_leaderships_over(t *testing.T) {
 }
 
 func TestStorageFailure_fences_at_once(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 2, func(w *world, _ controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		b[0].out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Heartbeat{Heartbeat: &controllerv1.BrokerHeartbeat{Number: 1 << 40, StorageFailed: true}}}
 		start := time.Now()
 		b[1].until("the fence", func() bool { return b[1].phaseLocked(1) == fenced })
@@ -292,7 +303,8 @@ func TestStorageFailure_fences_at_once(t *testing.T) {
 
 // A broker is in service only when its report was weighed and it has applied its own registration.
 func TestUnfence_waits_for_report_and_metadata(t *testing.T) {
-	alone(t, nil, func(t *testing.T, w *world) {
+	alone(t, nil, func(w *world) {
+		t := w.t
 		silent := w.newBroker(1)
 		silent.noRecover = true
 		silent.join(addr1)
@@ -315,7 +327,8 @@ func TestUnfence_waits_for_report_and_metadata(t *testing.T) {
 }
 
 func TestSnapshot_comes_in_pieces_with_heartbeats_answered(t *testing.T) {
-	alone(t, nil, func(t *testing.T, w *world) {
+	alone(t, nil, func(w *world) {
+		t := w.t
 		a := w.newBroker(1).serve(addr1)
 		defer a.leave()
 		mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t", Partitions: new(int32(10_000))})
@@ -330,7 +343,8 @@ func TestSnapshot_comes_in_pieces_with_heartbeats_answered(t *testing.T) {
 }
 
 func TestClusterSecret_is_demanded(t *testing.T) {
-	alone(t, func(c *controller.Config, _ *controller.Deps) { c.Security.ClusterSecret = "0123456789abcdef" }, func(t *testing.T, w *world) {
+	alone(t, func(c *controller.Config, _ *controller.Deps) { c.Security.ClusterSecret = "0123456789abcdef" }, func(w *world) {
+		t := w.t
 		_, err := w.client(addr1).CreateTopics(context.Background(), create(&runnelv1.NewTopic{Name: "t"}))
 		if status.Code(err) != codes.Unauthenticated {
 			t.Errorf("without the secret: %v", err)

@@ -267,6 +267,20 @@ func (e EtcdConfig) validate(bad *complaints) {
 	bad.within("etcd.start_timeout", e.StartTimeout, time.Second, time.Hour)
 }
 
+// nameTaken adds the option to an error about a port that is in use.
+func (e EtcdConfig) nameTaken(err error) error {
+	op, ok := errors.AsType[*net.OpError](err)
+	if !ok || op.Addr == nil {
+		return err
+	}
+	for option, addr := range map[string]string{"etcd.client": e.Client, "etcd.peer": e.Peer} {
+		if op.Addr.String() == addr {
+			return fmt.Errorf("%s %s: %w: choose another address, or stop what uses this one", option, addr, err)
+		}
+	}
+	return err
+}
+
 // checkEndpoint takes host:port and http or https URLs of it.
 func checkEndpoint(ep string) error {
 	addr := ep

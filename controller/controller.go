@@ -153,7 +153,7 @@ func (c *Controller) run(ctx context.Context, s *store.Store, kv openedKV, lis, 
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Follow(ctx, c.mirror.Apply) })
-	g.Go(func() error { return c.compete(ctx, s, kv.sole) })
+	g.Go(func() error { c.compete(ctx, s, kv.sole); return nil })
 	g.Go(func() error { return kv.watch(ctx) })
 	g.Go(func() error {
 		if c.mirror.Until(ctx, listed) == nil {
@@ -270,7 +270,7 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 		QuotaSize: int64(e.QuotaBytes), Compact: e.History.Std(), Tick: e.Heartbeat.Std(), Start: e.StartTimeout.Std(),
 	}, c.deps.Log)
 	if err != nil {
-		return openedKV{}, err
+		return openedKV{}, e.nameTaken(err)
 	}
 	watch := func(ctx context.Context) error {
 		select {
@@ -286,18 +286,19 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 }
 
 // compete becomes the active controller whenever there is none, until ctx is done.
-func (c *Controller) compete(ctx context.Context, s *store.Store, sole bool) error {
+func (c *Controller) compete(ctx context.Context, s *store.Store, sole bool) {
 	if c.mirror.Until(ctx, listed) != nil {
-		return nil
+		return
 	}
 	c.deposePredecessor(ctx, s, sole)
 	for ctx.Err() == nil {
 		var counters *state.Counters
 		vacant := func(i *state.Image) bool { counters = i.Counters(); return i.Controller() == nil }
 		if c.mirror.Until(ctx, vacant) != nil {
-			return nil
+			return
 		}
-		t, won, err := s.Campaign(ctx, state.Controller{Address: c.advertised(), Incarnation: c.incarnation}, counters, c.cfg.Cluster.ElectionTimeout.Std())
+		me := state.Controller{Address: c.advertised(), Incarnation: c.incarnation}
+		t, won, err := s.Campaign(ctx, me, counters, c.cfg.Cluster.ElectionTimeout.Std())
 		if err != nil && ctx.Err() == nil {
 			c.deps.Log.Warn().Err(err).Msg("election failed; trying again")
 		}
@@ -306,7 +307,6 @@ func (c *Controller) compete(ctx context.Context, s *store.Store, sole bool) err
 		}
 		lifecycle.Wait(ctx, 100*time.Millisecond)
 	}
-	return nil
 }
 
 func (c *Controller) advertised() string {

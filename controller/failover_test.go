@@ -270,7 +270,8 @@ func TestAmbiguousCommits_are_found_out(t *testing.T) {
 }
 
 func TestFullStore_is_reported(t *testing.T) {
-	inCluster(t, 1, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+		t := w.t
 		w.kv.Inject(func([]store.Write) storetest.Fault { return storetest.FaultFull })
 		resp, err := c.CreateTopics(t.Context(), create(&runnelv1.NewTopic{Name: "t"}))
 		if err != nil || resp.GetResponse().GetResults()[0].GetError().GetReason() != runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL {
@@ -286,7 +287,8 @@ func TestFullStore_is_reported(t *testing.T) {
 
 // With the store away, admin calls say that the outcome is unknown, brokers stay in service, and nothing is fenced afterwards.
 func TestStoreOutage_costs_admin_calls_only(t *testing.T) {
-	inCluster(t, 1, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		w.kv.Inject(func([]store.Write) storetest.Fault { return storetest.FaultBefore })
 		start := time.Now()
 		resp, err := c.CreateTopics(t.Context(), create(&runnelv1.NewTopic{Name: "t"}))

@@ -30,6 +30,8 @@ import (
 type world struct {
 	t  *testing.T
 	kv *storetest.Fake
+	// dialer reaches controllers on real sockets; nil: those of this world.
+	dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -38,6 +40,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
+	t.Helper()
 	w := &world{t: t, kv: storetest.New(), listeners: map[string]*bufconn.Listener{}}
 	t.Cleanup(w.kv.Close)
 	return w
@@ -52,6 +55,9 @@ func (w *world) listen(_ context.Context, addr string) (net.Listener, error) {
 }
 
 func (w *world) dial(ctx context.Context, addr string) (net.Conn, error) {
+	if w.dialer != nil {
+		return w.dialer(ctx, "tcp", addr)
+	}
 	w.mu.Lock()
 	lis := w.listeners[addr]
 	w.mu.Unlock()
@@ -82,7 +88,7 @@ func (r *running) stop(t *testing.T) {
 	}
 }
 
-func config(addr string) controller.Config {
+func testConfig(addr string) controller.Config {
 	cfg := controller.DefaultConfig()
 	cfg.Listen.Controller, cfg.Listen.Advertised, cfg.Listen.Admin = "127.0.0.1:0", addr, ""
 	return cfg
@@ -91,7 +97,7 @@ func config(addr string) controller.Config {
 // controller starts a controller. It must be stopped.
 func (w *world) controller(addr string, change func(*controller.Config, *controller.Deps)) *running {
 	w.t.Helper()
-	cfg := config(addr)
+	cfg := testConfig(addr)
 	deps := controller.Deps{
 		KV: w.kv, Bootstrap: true, Log: zerolog.New(zerolog.NewTestWriter(w.t)).Level(zerolog.WarnLevel),
 		Listen: func(ctx context.Context, _ string) (net.Listener, error) { return w.listen(ctx, addr) }, Registry: prometheus.NewRegistry(),

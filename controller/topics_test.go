@@ -18,7 +18,7 @@ import (
 const addr1 = "controller-1:7422"
 
 // inCluster runs a test with a controller and n brokers in service.
-func inCluster(t *testing.T, n int, test func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, brokers []*broker)) {
+func inCluster(t *testing.T, n int, test func(w *world, c controllerv1.ControllerServiceClient, brokers []*broker)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -31,12 +31,13 @@ func inCluster(t *testing.T, n int, test func(t *testing.T, w *world, c controll
 			defer b.leave()
 			brokers = append(brokers, b)
 		}
-		test(t, w, w.client(addr1), brokers)
+		test(w, w.client(addr1), brokers)
 	})
 }
 
 func TestCreateTopics_refuses_names(t *testing.T) {
-	inCluster(t, 1, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+		t := w.t
 		before := w.kv.Dump()
 		for _, name := range []string{
 			"", ".", "..", "a/b", "a\x00b", "ünï", "a b", "a:b", strings.Repeat("x", 250), strings.Repeat("x", 255), strings.Repeat("x", 1<<16),
@@ -69,7 +70,8 @@ func TestCreateTopics_refuses_names(t *testing.T) {
 }
 
 func TestCreateTopics_refuses_counts_with_both_numbers(t *testing.T) {
-	inCluster(t, 3, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, brokers []*broker) {
+	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, brokers []*broker) {
+		t := w.t
 		before := w.kv.Dump()
 		for _, tt := range []struct {
 			partitions, factor int32
@@ -114,15 +116,36 @@ func TestCreateTopics_refuses_counts_with_both_numbers(t *testing.T) {
 
 // The verdict on a value is the same at creation and at a change, and a refused change changes nothing.
 func TestConfigs_have_one_validator(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+		t := w.t
 		r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", ReplicationFactor: new(int32(2)), Configs: map[string]string{"retention.ms": "1000"}})
 		values := []struct{ key, value string }{
-			{"segment.bytes", "-1"}, {"segment.bytes", "0"}, {"segment.bytes", "1GiB"}, {"segment.bytes", "65535"}, {"segment.bytes", "65536"},
-			{"retention.ms", ""}, {"retention.ms", "-2"}, {"retention.ms", "7d"}, {"retention.ms", "9223372036854775808"}, {"retention.bytes", "1e3"},
-			{"max.message.bytes", "3670017"}, {"max.message.bytes", "0"}, {"flush", "never"}, {"flush", ""}, {"cleanup.policy", "compact"},
-			{"min.insync.replicas", "0"}, {"min.insync.replicas", "3"}, {"min.insync.replicas", "-1"}, {"no.such.key", "1"}, {"", ""},
-			{"compression.type", "zstd"}, {"message.timestamp.type", "Now"}, {"unclean.leader.election.enable", "yes"},
-			{"min.insync.replicas", "2"}, {"flush", "sync"}, {"retention.ms", "-1"},
+			{"segment.bytes", "-1"},
+			{"segment.bytes", "0"},
+			{"segment.bytes", "1GiB"},
+			{"segment.bytes", "65535"},
+			{"segment.bytes", "65536"},
+			{"retention.ms", ""},
+			{"retention.ms", "-2"},
+			{"retention.ms", "7d"},
+			{"retention.ms", "9223372036854775808"},
+			{"retention.bytes", "1e3"},
+			{"max.message.bytes", "3670017"},
+			{"max.message.bytes", "0"},
+			{"flush", "never"},
+			{"flush", ""},
+			{"cleanup.policy", "compact"},
+			{"min.insync.replicas", "0"},
+			{"min.insync.replicas", "3"},
+			{"min.insync.replicas", "-1"},
+			{"no.such.key", "1"},
+			{"", ""},
+			{"compression.type", "zstd"},
+			{"message.timestamp.type", "Now"},
+			{"unclean.leader.election.enable", "yes"},
+			{"min.insync.replicas", "2"},
+			{"flush", "sync"},
+			{"retention.ms", "-1"},
 		}
 		for n, v := range values {
 			configs := map[string]string{v.key: v.value}
@@ -166,7 +189,8 @@ func TestConfigs_have_one_validator(t *testing.T) {
 }
 
 func TestAlterTopicConfigs_refuses(t *testing.T) {
-	inCluster(t, 1, func(t *testing.T, _ *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
+		t := w.t
 		mustCreate(t, c, &runnelv1.NewTopic{Name: "t"})
 		set := map[string]string{"retention.ms": "5"}
 		for name, tt := range map[string]struct {
@@ -188,7 +212,8 @@ func TestAlterTopicConfigs_refuses(t *testing.T) {
 }
 
 func TestCreateTopics_answers_item_by_item(t *testing.T) {
-	inCluster(t, 1, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		old := mustCreate(t, c, &runnelv1.NewTopic{Name: "old", Partitions: new(int32(2))})
 		req := create(
 			&runnelv1.NewTopic{Name: "new"},
@@ -236,7 +261,8 @@ func TestCreateTopics_answers_item_by_item(t *testing.T) {
 }
 
 func TestAdminCalls_wait_for_brokers_for_two_seconds_at_most(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, _ *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		start := time.Now()
 		if r := mustCreate(t, c, &runnelv1.NewTopic{Name: "quick"}); !r.GetApplied() || time.Since(start) > 100*time.Millisecond {
 			t.Errorf("with quick brokers: applied %v after %v", r.GetApplied(), time.Since(start))
@@ -259,7 +285,8 @@ func TestAdminCalls_wait_for_brokers_for_two_seconds_at_most(t *testing.T) {
 }
 
 func TestDeleteTopic_frees_the_name_and_waits_for_every_broker_to_forget(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		first := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", Partitions: new(int32(200)), ReplicationFactor: new(int32(2))})
 		del := func(ref *runnelv1.TopicRef, check bool) *runnelv1.DeleteTopicResult {
 			t.Helper()
@@ -319,7 +346,8 @@ func TestDeleteTopic_frees_the_name_and_waits_for_every_broker_to_forget(t *test
 }
 
 func TestAddPartitions_appear_together(t *testing.T) {
-	inCluster(t, 2, func(t *testing.T, w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", Partitions: new(int32(2))})
 		add := func(total int32, check bool) (*runnelv1.AddPartitionsResponse, error) {
 			resp, err := c.AddPartitions(t.Context(), &controllerv1.AddPartitionsRequest{Request: &runnelv1.AddPartitionsRequest{Topic: "t", Total: total, ValidateOnly: check}})
@@ -351,7 +379,8 @@ func TestAddPartitions_appear_together(t *testing.T) {
 
 // A changed minimum is one change of each partition, with the ELR emptied.
 func TestMinInsyncReplicas_change_each_partition_at_once(t *testing.T) {
-	inCluster(t, 3, func(t *testing.T, _ *world, c controllerv1.ControllerServiceClient, b []*broker) {
+	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
 		r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", Partitions: new(int32(3)), ReplicationFactor: new(int32(3))})
 		b[1].mute, b[2].mute = true, true
 		b[0].until("one in-sync replica and an ELR", func() bool {

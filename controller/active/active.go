@@ -116,7 +116,7 @@ func (a *Active) Run(ctx context.Context) error {
 	// The picture must show all that earlier controllers committed. Nothing of theirs can be committed after our election.
 	shown := func(i *state.Image) bool { return i.Controller() != nil && i.Controller().Epoch >= a.tenure.Epoch }
 	if err := a.Mirror.Until(ctx, shown); err != nil {
-		return nil //nolint:nilerr // the context ended
+		return nil
 	}
 	if err := a.finishOthersWork(ctx); err != nil {
 		return err

@@ -45,7 +45,7 @@ type TopicPlan struct {
 
 // CheckName says whether users may give a topic this name.
 func CheckName(name string) error {
-	why := ""
+	var why string
 	switch {
 	case name == "":
 		why = "it is empty"

@@ -34,7 +34,7 @@ func Connect(e External, log zerolog.Logger) (*Etcd, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: e.Endpoints, TLS: e.TLS, Username: e.Username, Password: e.Password,
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, PermitWithoutStream: true,
-		Logger: zapLogger(log),
+		Logger: zapLogger(log, nil),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("etcd client: %w", err)

@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
 )
 
 // ErrNoData is returned when there is no member's data and none is to be made.
@@ -36,8 +38,8 @@ type Embedded struct {
 type Member struct {
 	*Etcd
 
-	server *embed.Etcd
-	stop   time.Duration
+	server  *embed.Etcd
+	closing *atomic.Bool
 }
 
 // closeTimeout bounds the end of a member: it has been seen to hang.
@@ -64,11 +66,12 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 	if err := os.MkdirAll(e.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("etcd data: %w", err)
 	}
-	server, err := embed.StartEtcd(e.config(log))
+	closing := &atomic.Bool{}
+	server, err := embed.StartEtcd(e.config(zapLogger(log, closing)))
 	if err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", e.Dir, err)
 	}
-	m := &Member{server: server, stop: closeTimeout}
+	m := &Member{server: server, closing: closing}
 	timer := time.NewTimer(e.Start)
 	defer timer.Stop()
 	select {
@@ -86,7 +89,7 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())
 }
 
-func (e Embedded) config(log zerolog.Logger) *embed.Config {
+func (e Embedded) config(log *zap.Logger) *embed.Config {
 	cfg := embed.NewConfig()
 	client, peer := listenURL(e.Client), listenURL(e.Peer)
 	cfg.Name = "runnel"
@@ -103,7 +106,7 @@ func (e Embedded) config(log zerolog.Logger) *embed.Config {
 	cfg.EnableGRPCGateway = false                     // nobody asked for an HTTP API
 	cfg.HostWhitelist = map[string]struct{}{"127.0.0.1": {}, "localhost": {}, "::1": {}}
 	cfg.CORS = map[string]struct{}{}
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapLogger(log))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	return cfg
 }
 
@@ -122,6 +125,7 @@ func (m *Member) ClientAddr() net.Addr { return m.server.Clients[0].Addr() }
 
 // Close ends the member. What was committed is on disk.
 func (m *Member) Close() error {
+	m.closing.Store(true)
 	var err error
 	if m.Etcd != nil {
 		err = m.Etcd.Close()
@@ -132,12 +136,12 @@ func (m *Member) Close() error {
 		defer close(done)
 		m.server.Close()
 	})
-	timer := time.NewTimer(m.stop)
+	timer := time.NewTimer(closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:
 		return err
 	case <-timer.C:
-		return errors.Join(err, fmt.Errorf("etcd did not stop within %v", m.stop))
+		return errors.Join(err, fmt.Errorf("etcd did not stop within %v", closeTimeout))
 	}
 }

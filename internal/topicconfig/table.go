@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -29,16 +30,18 @@ type definition struct {
 
 // table returns the definitions in the order of names.
 func table() []definition {
+	all := slices.Concat(storageKeys(), recordKeys(), durabilityKeys())
+	slices.SortFunc(all, func(a, b definition) int { return strings.Compare(a.name, b.name) })
+	return all
+}
+
+// storageKeys are about what is kept, and how.
+func storageKeys() []definition {
 	return []definition{
 		{
 			name: CleanupPolicyKey, def: "delete", want: `"delete" ("compact" is not available in this version)`,
 			description: "What happens to old data: delete removes whole segments by retention.ms and retention.bytes.",
 			set:         func(_ *Config, v string) bool { return v == "delete" },
-		},
-		{
-			name: CompressionTypeKey, def: "producer", want: `"producer" (batches are stored as they were sent)`,
-			description: "How batches are compressed on disk: producer keeps what the producer chose.",
-			set:         func(_ *Config, v string) bool { return v == "producer" },
 		},
 		{
 			name: DeleteRetentionKey, def: "86400000", want: "milliseconds, a whole number from 0",
@@ -48,55 +51,11 @@ func table() []definition {
 			},
 		},
 		{
-			name: FlushKey, def: auto, want: `"auto", "async" or "sync"`,
-			description: "When a replica counts a record as written: async when the operating system has it, sync when the disk has it, " +
-				"auto is sync where min.insync.replicas is 1 and async elsewhere.",
-			set: setFlush,
-		},
-		{
-			name: FlushIntervalKey, def: "1000", want: "milliseconds, a whole number from 1 to 3600000",
-			description: "How often written data is flushed to disk in the background.",
-			set: func(c *Config, v string) bool {
-				return setMillis(&c.FlushInterval, v, 1, time.Hour.Milliseconds())
-			},
-		},
-		{
 			name: IndexIntervalKey, def: "4096", want: "bytes, a whole number from 1 to 1073741824",
 			description: "Distance between two entries of a segment's sparse index: smaller finds faster, and takes more memory and disk.",
 			set: func(c *Config, v string) bool {
 				return setInt(&c.IndexIntervalBytes, v, 1, maxSegmentBytes)
 			},
-		},
-		{
-			name: MaxMessageBytesKey, def: "1048576", want: "bytes, a whole number from 1 to 3670016 (3.5 MiB), and not above segment.bytes",
-			description: "Size of the largest record that is taken.",
-			set: func(c *Config, v string) bool {
-				return setInt(&c.MaxMessageBytes, v, 1, maxMessageBytes)
-			},
-		},
-		{
-			name: TimestampAfterKey, def: "3600000", want: "milliseconds, a whole number from 0",
-			description: "How far ahead of the leader's clock a record's own timestamp may be.",
-			set: func(c *Config, v string) bool {
-				return setMillis(&c.TimestampAfter, v, 0, math.MaxInt64)
-			},
-		},
-		{
-			name: TimestampBeforeKey, def: "-1", want: "milliseconds, a whole number from 0, or -1 for any distance",
-			description: "How far behind the leader's clock a record's own timestamp may be.",
-			set: func(c *Config, v string) bool {
-				return setMillis(&c.TimestampBefore, v, Unlimited, math.MaxInt64)
-			},
-		},
-		{
-			name: TimestampTypeKey, def: "CreateTime", want: `"CreateTime" or "LogAppendTime"`,
-			description: "Whose clock stamps records: the producer's, or the leader's.",
-			set:         setTimestampType,
-		},
-		{
-			name: MinInsyncKey, def: auto, want: `a whole number from 1, not above the replication factor, or "auto"`,
-			description: "How many replicas must be in sync before a write with acks ALL is taken; auto is 2 with a replication factor of 3 or more, else 1.",
-			set:         setMinInsync,
 		},
 		{
 			name: RetentionBytesKey, def: "-1", want: "bytes, a whole number from 0, or -1 for no limit",
@@ -125,6 +84,67 @@ func table() []definition {
 			set: func(c *Config, v string) bool {
 				return setMillis(&c.SegmentAge, v, 1, math.MaxInt64)
 			},
+		},
+	}
+}
+
+// recordKeys are about what is taken from producers.
+func recordKeys() []definition {
+	return []definition{
+		{
+			name: CompressionTypeKey, def: "producer", want: `"producer" (batches are stored as they were sent)`,
+			description: "How batches are compressed on disk: producer keeps what the producer chose.",
+			set:         func(_ *Config, v string) bool { return v == "producer" },
+		},
+		{
+			name: MaxMessageBytesKey, def: "1048576", want: "bytes, a whole number from 1 to 3670016 (3.5 MiB), and not above segment.bytes",
+			description: "Size of the largest record that is taken.",
+			set: func(c *Config, v string) bool {
+				return setInt(&c.MaxMessageBytes, v, 1, maxMessageBytes)
+			},
+		},
+		{
+			name: TimestampAfterKey, def: "3600000", want: "milliseconds, a whole number from 0",
+			description: "How far ahead of the leader's clock a record's own timestamp may be.",
+			set: func(c *Config, v string) bool {
+				return setMillis(&c.TimestampAfter, v, 0, math.MaxInt64)
+			},
+		},
+		{
+			name: TimestampBeforeKey, def: "-1", want: "milliseconds, a whole number from 0, or -1 for any distance",
+			description: "How far behind the leader's clock a record's own timestamp may be.",
+			set: func(c *Config, v string) bool {
+				return setMillis(&c.TimestampBefore, v, Unlimited, math.MaxInt64)
+			},
+		},
+		{
+			name: TimestampTypeKey, def: "CreateTime", want: `"CreateTime" or "LogAppendTime"`,
+			description: "Whose clock stamps records: the producer's, or the leader's.",
+			set:         setTimestampType,
+		},
+	}
+}
+
+// durabilityKeys are about what an acknowledgement is worth.
+func durabilityKeys() []definition {
+	return []definition{
+		{
+			name: FlushKey, def: auto, want: `"auto", "async" or "sync"`,
+			description: "When a replica counts a record as written: async when the operating system has it, sync when the disk has it, " +
+				"auto is sync where min.insync.replicas is 1 and async elsewhere.",
+			set: setFlush,
+		},
+		{
+			name: FlushIntervalKey, def: "1000", want: "milliseconds, a whole number from 1 to 3600000",
+			description: "How often written data is flushed to disk in the background.",
+			set: func(c *Config, v string) bool {
+				return setMillis(&c.FlushInterval, v, 1, time.Hour.Milliseconds())
+			},
+		},
+		{
+			name: MinInsyncKey, def: auto, want: `a whole number from 1, not above the replication factor, or "auto"`,
+			description: "How many replicas must be in sync before a write with acks ALL is taken; auto is 2 with a replication factor of 3 or more, else 1.",
+			set:         setMinInsync,
 		},
 		{
 			name: UncleanElectionKey, def: "false", want: `"true" or "false"`,

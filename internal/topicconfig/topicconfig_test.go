@@ -76,7 +76,8 @@ func TestParse_refuses(t *testing.T) {
 				t.Errorf("Parse(%s=%q) = %v, want ErrInvalid", key, v, err)
 				continue
 			}
-			if m := err.(Errors).Metadata(); m["key"] != key || m["value"] != v || m["want"] == "" {
+			all, _ := errors.AsType[Errors](err)
+			if m := all.Metadata(); m["key"] != key || m["value"] != v || m["want"] == "" {
 				t.Errorf("Parse(%s=%q): metadata %v", key, v, m)
 			}
 		}
@@ -156,8 +157,12 @@ func TestConfig_follows_the_replication_factor(t *testing.T) {
 		sync   bool
 		fits   bool
 	}{
-		{auto, 1, 1, true, true}, {auto, 2, 1, true, true}, {auto, 3, 2, false, true}, {auto, 5, 2, false, true},
-		{two, 1, 2, false, false}, {two, 2, 2, false, true},
+		{auto, 1, 1, true, true},
+		{auto, 2, 1, true, true},
+		{auto, 3, 2, false, true},
+		{auto, 5, 2, false, true},
+		{two, 1, 2, false, false},
+		{two, 2, 2, false, true},
 	} {
 		minISR := tt.c.MinISR(tt.rf)
 		err := tt.c.CheckReplication(tt.rf)
