@@ -64,7 +64,7 @@ func (s *LogService) read(ss grpc.ServerStream) error {
 	switch {
 	case len(first.GetRemove())+len(first.GetPause())+len(first.GetResume()) > 0:
 		return refuse("Read takes no edits (remove, pause, resume): use Fetch")
-	case first.GetCreditBytes() != 0 || first.GetOptions().InitialCreditBytes != nil:
+	case first.GetCreditBytes() != 0 || first.GetOptions() != nil && first.GetOptions().InitialCreditBytes != nil:
 		return refuse("Read takes no credit (initial_credit_bytes, credit_bytes): use Fetch")
 	}
 	f := s.newFetcher(ss, true)

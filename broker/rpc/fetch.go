@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -38,9 +39,12 @@ type fetcher struct {
 	opened bool
 	board  subBoard
 	alls   map[string]*fetchAll // by topic name
-	credit fetchCredit
-	size   fetchSize
-	left   int64 // of max_records
+	image  *metadata.Image      // that alls are up to
+	// retryAt is when partitions without a leader are looked at; zero: never.
+	retryAt time.Time
+	credit  fetchCredit
+	size    fetchSize
+	left    int64 // of max_records
 	// notes are small responses that wait to be sent; they need no credit.
 	notes []wire.FetchResponse
 	msg   wire.Message
@@ -133,6 +137,7 @@ func (f *fetcher) run(only *runnelv1.FetchRequest) error {
 		}
 		now := time.Now()
 		f.board.rouse(now)
+		f.keepUp(now)
 		f.remind(now)
 		if done, err := f.step(now); done || err != nil {
 			return err
@@ -179,6 +184,7 @@ func (f *fetcher) closeHalf() {
 	f.halfClosed = true
 	f.heeded = f.bye.said()
 	f.credit.lift()
+	f.board.pay()
 }
 
 // remind does what time asks for: goodbye, and news for idle clients.
@@ -219,6 +225,7 @@ func (f *fetcher) step(now time.Time) (done bool, err error) {
 		return false, nil
 	}
 	f.flows()
+	servable := f.prepare()
 	if len(f.notes) > 0 {
 		note := f.notes[0]
 		f.notes = f.notes[1:]
@@ -231,8 +238,8 @@ func (f *fetcher) step(now time.Time) (done bool, err error) {
 	if f.over() {
 		return true, nil
 	}
-	if f.canServe() {
-		err := f.turn(f.board.ready.front, now)
+	if servable && f.allot(f.board.ready.front) {
+		err := f.serve(f.board.ready.front, now)
 		return err != nil, err
 	}
 	return false, nil
@@ -251,23 +258,18 @@ func (f *fetcher) over() bool {
 	return len(f.board.subs) == 0 && len(f.alls) == 0
 }
 
-// canServe reports whether a partition may have its turn, memory granted.
-func (f *fetcher) canServe() bool {
-	s := f.board.ready.front
-	return s != nil && f.credit.ok() && f.allot(s)
-}
-
 // busy reports whether another step may do something at once.
 func (f *fetcher) busy() bool {
 	if !f.flow.clear() {
 		return false
 	}
-	return len(f.notes) > 0 || f.over() || f.canServe()
+	servable := f.prepare()
+	return len(f.notes) > 0 || f.over() || servable && f.allot(f.board.ready.front)
 }
 
 // stall notes that the transport has no room.
 func (f *fetcher) stall(now time.Time) {
-	if len(f.notes) == 0 && (f.board.ready.front == nil || !f.credit.ok()) {
+	if len(f.notes) == 0 && f.board.ready.front == nil {
 		return // nothing to send: nobody waits
 	}
 	switch {
@@ -311,19 +313,22 @@ func (f *fetcher) send(r *wire.FetchResponse, now time.Time) (int, error) {
 
 // wait waits for anything that another step would heed.
 func (f *fetcher) wait(ctx context.Context, timer *time.Timer) error {
-	if s := f.board.ready.front; s == nil || !f.credit.ok() || !f.flow.clear() {
+	if f.board.ready.front == nil || !f.flow.clear() {
 		f.dropGrant() // memory is held only to be used next
 	}
 	next := earlier(earlier(f.board.next(), f.bye.next()), f.stallNext())
 	if f.opened {
 		next = earlier(next, f.lastSent.Add(f.opts.progress))
 	}
-	rearm(timer, time.Now(), next)
+	rearm(timer, time.Now(), earlier(next, f.retryAt))
+	changed := f.changed()
+	if changed != nil && f.svc.opts.Store.Load() != f.image {
+		return nil
+	}
 	edits := f.edits
 	if len(f.notes) >= maxBacklog {
 		edits = nil
 	}
-	changed := f.watch()
 	select {
 	case e := <-edits:
 		return f.edit(ctx, e)

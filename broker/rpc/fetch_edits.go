@@ -2,7 +2,9 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -20,7 +22,13 @@ type fetchAll struct {
 	seen   int32 // partitions below it were added
 	want   *runnelv1.FetchPartition
 	paused bool
+	// leaderless are partitions below seen that have no leader yet, as new ones
+	// for a moment. They are looked at again and again.
+	leaderless []int32
 }
+
+// leaderlessEvery is how often partitions without a leader are looked at.
+const leaderlessEvery = 20 * time.Millisecond
 
 // apply does what one message asks for. Its errors are misuse of the protocol
 // and end the stream; what is wrong with a partition is answered.
@@ -36,6 +44,9 @@ func (f *fetcher) apply(ctx context.Context, req *runnelv1.FetchRequest) error {
 			return refuse("credit_bytes without options.initial_credit_bytes: set that in the first message to use explicit credit")
 		}
 		f.credit.add(c)
+		if f.credit.ok() {
+			f.board.pay()
+		}
 	}
 	for _, ref := range req.GetRemove() {
 		f.each(ref, f.leave)
@@ -130,33 +141,64 @@ func (f *fetcher) subscribe(ctx context.Context, want *runnelv1.FetchPartition) 
 // grow adds the partitions of t that a has not seen.
 func (f *fetcher) grow(a *fetchAll, t *metadata.Topic) {
 	for ; int(a.seen) < len(t.Partitions); a.seen++ {
-		if s := f.start(t, a.seen, a.want); s != nil && a.paused {
+		a.leaderless = append(a.leaderless, a.seen)
+	}
+	again := a.leaderless[:0]
+	for _, n := range a.leaderless {
+		part, err := f.svc.opts.Partitions.Get(t.ID, n)
+		if err == nil {
+			err = part.State().Err
+		}
+		if f.opts.follow && errors.Is(err, partition.ErrNoLeader) {
+			again = append(again, n)
+		} else if s := f.start(t, n, a.want); s != nil && a.paused {
 			f.board.pause(s)
+		}
+	}
+	a.leaderless = again
+	if len(again) > 0 && f.retryAt.IsZero() {
+		f.retryAt = time.Now().Add(leaderlessEvery)
+	}
+}
+
+// keepUp follows the topics of which all partitions are wanted: it adds those
+// that are new, and those that have a leader by now.
+func (f *fetcher) keepUp(now time.Time) {
+	if len(f.alls) == 0 {
+		return
+	}
+	if img := f.svc.opts.Store.Load(); img != f.image {
+		f.image = img
+		for name, a := range f.alls {
+			t, ok := img.TopicByID(a.topic.ID)
+			if !ok || t.Phase == metadata.TopicDeleting {
+				delete(f.alls, name)
+				continue
+			}
+			if t != a.topic {
+				a.topic = t
+				f.grow(a, t)
+			}
+		}
+	}
+	if f.retryAt.IsZero() || now.Before(f.retryAt) {
+		return
+	}
+	f.retryAt = time.Time{}
+	for _, a := range f.alls {
+		if len(a.leaderless) > 0 {
+			f.grow(a, a.topic)
 		}
 	}
 }
 
-// watch follows topics of which all partitions are wanted, and returns a
-// channel that is closed when there may be more; nil without such topics.
-func (f *fetcher) watch() <-chan struct{} {
+// changed returns a channel that is closed when keepUp has something to do;
+// nil when it never has.
+func (f *fetcher) changed() <-chan struct{} {
 	if len(f.alls) == 0 {
 		return nil
 	}
-	store := f.svc.opts.Store
-	changed := store.Changed()
-	img := store.Load()
-	for name, a := range f.alls {
-		t, ok := img.TopicByID(a.topic.ID)
-		if !ok || t.Phase == metadata.TopicDeleting {
-			delete(f.alls, name)
-			continue
-		}
-		if t != a.topic {
-			a.topic = t
-			f.grow(a, t)
-		}
-	}
-	return changed
+	return f.svc.opts.Store.Changed()
 }
 
 // checkPartition says what is wrong with want, whatever the topic is.

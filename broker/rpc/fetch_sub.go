@@ -31,6 +31,7 @@ const (
 	subIdle   subState = iota // for records: the partition will call
 	subReady                  // for its turn, in the queue
 	subHeld                   // for more records or a time, in the heap
+	subBroke                  // for credit, in the other queue
 	subPaused                 // for the client
 	subGone                   // for nothing
 )
@@ -141,6 +142,7 @@ func (h *holdHeap) Pop() any {
 type subBoard struct {
 	subs  map[subKey]*fetchSub
 	ready subQueue
+	broke subQueue
 	holds holdHeap
 	woken wakeList
 }
@@ -164,6 +166,8 @@ func (b *subBoard) leave(s *fetchSub) {
 		b.ready.remove(s)
 	case subHeld:
 		heap.Remove(&b.holds, s.heapIndex)
+	case subBroke:
+		b.broke.remove(s)
 	case subIdle, subPaused, subGone:
 	}
 	if s.cancel != nil {
@@ -194,6 +198,20 @@ func (b *subBoard) hold(s *fetchSub, due time.Time, from record.Offset) {
 	heap.Push(&b.holds, s)
 	if from != noStop {
 		s.cancel = s.part.WhenReadable(from, s.wake)
+	}
+}
+
+// owe lets s wait for credit.
+func (b *subBoard) owe(s *fetchSub) {
+	b.leave(s)
+	s.state = subBroke
+	b.broke.push(s)
+}
+
+// pay makes all ready that waited for credit, in their order.
+func (b *subBoard) pay() {
+	for b.broke.front != nil {
+		b.queue(b.broke.front)
 	}
 }
 
@@ -241,7 +259,7 @@ func (b *subBoard) rouse(now time.Time) {
 			b.queue(s)
 		case subHeld:
 			b.queue(s)
-		case subReady, subPaused, subGone:
+		case subReady, subBroke, subPaused, subGone:
 		}
 	}
 	for len(b.holds) > 0 && !now.Before(b.holds[0].due) {

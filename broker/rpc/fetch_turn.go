@@ -85,33 +85,41 @@ type fetched struct {
 	next    record.Offset // where to go on
 }
 
-// turn lets s, the front of the queue, send one response. Its errors are those
-// of the stream; a partition that fails says so and leaves.
-func (f *fetcher) turn(s *fetchSub, now time.Time) error {
-	st := s.part.State()
-	if s.earliest && s.next < st.LogStart {
-		s.next = st.LogStart // retention went on before anything was sent
-	}
-	switch limit := min(f.visible(st), s.stop); {
-	case st.Err != nil:
-		f.fail(s, st.Err)
-	case s.next < st.LogStart || s.next > st.LogEnd:
-		f.fail(s, outOfRange(s.next, st))
-	case s.next >= s.stop:
-		f.end(s, st)
-	case s.next >= limit:
-		if !s.told {
-			f.note(s) // tells a new reader where it stands
+// prepare goes through the ready partitions until the front one has records to
+// send, and credit for them, and reports whether there is such a one. What the
+// others have to say is free: it is queued at once.
+func (f *fetcher) prepare() bool {
+	for s := f.board.ready.front; s != nil; s = f.board.ready.front {
+		st := s.part.State()
+		if s.earliest && s.next < st.LogStart {
+			s.next = st.LogStart // retention went on before anything was sent
 		}
-		f.board.idle(s, max(s.next, st.HighWatermark))
-	default:
-		return f.serve(s, st, limit, now)
+		switch {
+		case st.Err != nil:
+			f.fail(s, st.Err)
+		case s.next < st.LogStart || s.next > st.LogEnd:
+			f.fail(s, outOfRange(s.next, st))
+		case s.next >= s.stop:
+			f.end(s, st)
+		case s.next >= f.visible(st):
+			if !s.told {
+				f.note(s) // tells a new reader where it stands
+			}
+			f.board.idle(s, max(s.next, st.HighWatermark))
+		case !f.credit.ok():
+			f.board.owe(s)
+		default:
+			return true
+		}
 	}
-	return nil
+	return false
 }
 
-// serve reads and sends.
-func (f *fetcher) serve(s *fetchSub, st partition.State, limit record.Offset, now time.Time) error {
+// serve lets s, the front of the queue, send one response. Its errors are those
+// of the stream; a partition that fails says so and leaves.
+func (f *fetcher) serve(s *fetchSub, now time.Time) error {
+	st := s.part.State()
+	limit := min(f.visible(st), s.stop)
 	got, err := f.fill(s, limit)
 	if short, ok := errors.AsType[*commitlog.ShortBufferError](err); ok {
 		s.need = short.Need // and again, with as much

@@ -20,6 +20,8 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/vfs"
 	"github.com/runnelmq/runnel/internal/wire"
@@ -297,3 +299,23 @@ func marshal(t testing.TB, m proto.Message) []byte {
 	}
 	return b
 }
+
+// append appends straight to a partition, past the service.
+func (b *testBroker) append(topic string, n int32, values ...string) {
+	b.t.Helper()
+	builder := record.NewBuilder(record.NewCodec(), record.Limits{})
+	for _, v := range values {
+		if err := builder.Add(nil, []byte(v), nil, time.Now().UnixMilli()); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	batch, err := builder.Finish(record.CompressionNone, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.part(topic, n).Append(&batch, nil); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func reasonOf(err error) runnelv1.ErrorReason { return rpcerr.Reason(err) }
