@@ -196,9 +196,37 @@ func (x *index) after(pos int64) (e entry, ok bool, err error) {
 	return at(i), true, readErr
 }
 
-// latest returns the last entry.
-func (x *index) latest() (entry, error) {
-	return x.search(func(entry) bool { return true })
+// readHeader checks the header of a file that was taken over unseen, and
+// takes over the interval it was made with.
+func (x *index) readHeader() error {
+	s := x.state.Load()
+	if !s.made {
+		return nil
+	}
+	f, err := x.file.acquire()
+	if err != nil {
+		return badIfMissing(err)
+	}
+	defer x.file.release()
+
+	var b [indexHeaderSize]byte
+	n, err := f.ReadAt(b[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	interval, err := parseIndexHeader(b[:n], x.base)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	if x.state.Load() == s {
+		next := *s
+		next.interval = interval
+		x.state.Store(&next)
+	}
+	return nil
 }
 
 func readEntry(f io.ReaderAt, base record.Offset, i int) (entry, error) {

@@ -141,6 +141,7 @@ func (l *Log) missing(err error, v *view, i int) error {
 // pos is -1 when there is none below end.
 func (l *Log) locate(v *view, i int, scan *scanner, from, end record.Offset) (pos int64, size int, err error) {
 	s := v.segments[i]
+	_ = s.learn(l) // for what it finds out about the index; the read says what else is wrong
 	e, err := s.find(l, scan, func(e entry) bool { return e.offset <= from })
 	if err != nil {
 		return 0, 0, err

@@ -90,7 +90,8 @@ func (s *segment) note(h *record.Header, pos int64, size int) (full bool) {
 }
 
 // learn makes the times of a sealed segment known: what is not in the index
-// it reads from the few frames after the last entry.
+// it reads from the few frames after the last entry. If they are not few the
+// index lacks entries, and is made anew.
 func (s *segment) learn(l *Log) error {
 	if s.known.Load() {
 		return nil
@@ -102,18 +103,21 @@ func (s *segment) learn(l *Log) error {
 	defer s.file.release()
 
 	scan := scanner{file: f, size: s.size.Load()}
-	first, v, err := scan.frame(0)
+	first, _, err := scan.frame(0)
 	if err != nil {
 		return err
 	}
-	if v == record.OK || v == record.CorruptEnvelope {
-		s.firstAppend.Store(first.Header.AppendTimeMs)
+	if err := s.index.readHeader(); errors.Is(err, errBadIndex) {
+		if err := s.remakeIndex(l); err != nil {
+			return err
+		}
 	}
 	e, err := s.find(l, &scan, func(entry) bool { return true })
 	if err != nil {
 		return err
 	}
-	maxTimestamp, lastAppend := e.maxTimestamp, first.Header.AppendTimeMs
+	maxTimestamp, lastAppend, lacking := e.maxTimestamp, first.Header.AppendTimeMs, false
+	interval := int64(s.index.state.Load().interval)
 	for pos := e.pos; ; {
 		fr, v, err := scan.frame(pos)
 		if err != nil {
@@ -122,10 +126,17 @@ func (s *segment) learn(l *Log) error {
 		if v != record.OK && v != record.CorruptEnvelope {
 			break
 		}
+		lacking = lacking || pos-e.pos >= interval
 		maxTimestamp = max(maxTimestamp, timestamp(&fr.Header))
 		lastAppend = max(lastAppend, fr.Header.AppendTimeMs)
 		pos += int64(fr.Size)
 	}
+	if lacking {
+		if err := s.remakeIndex(l); err != nil {
+			return err
+		}
+	}
+	s.firstAppend.Store(first.Header.AppendTimeMs)
 	s.maxTimestamp.Store(maxTimestamp)
 	s.lastAppend.Store(lastAppend)
 	s.known.Store(true)
