@@ -122,7 +122,7 @@ func (s *Session) Run(ctx context.Context) error {
 		addr := next.pick()
 		registered, err := s.connect(ctx, addr)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end of ctx is the orderly end
 		}
 		if registered {
 			backoff = backoffMin
@@ -196,18 +196,11 @@ func (s *Session) connect(ctx context.Context, addr string) (registered bool, er
 	if err != nil {
 		return false, fmt.Errorf("dial %s: %w", addr, err)
 	}
-	defer func() { err = errors.Join(err, ignoreClosed(conn.Close())) }()
+	defer func() { _ = conn.Close() }() // it only fails when it was closed before
 	c := &connection{session: s, client: controllerv1.NewControllerServiceClient(conn), addr: addr, timeout: firstTimeout}
 	err = c.run(ctx)
 	s.box.detach()
 	return c.registered, translate(err)
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, grpc.ErrClientConnClosing) {
-		return nil
-	}
-	return err
 }
 
 // translate makes domain errors of a controller's refusals.

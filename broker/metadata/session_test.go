@@ -73,11 +73,12 @@ func newWorld(t *testing.T, addrs ...string) *world {
 	for _, a := range addrs {
 		c := metadatatest.New()
 		w.controllers[a] = c
-		listeners[a] = bufconn.Listen(1 << 20)
+		lis := bufconn.Listen(1 << 20)
+		listeners[a] = lis
 		srv := grpc.NewServer(grpc.WaitForHandlers(true))
 		controllerv1.RegisterControllerServiceServer(srv, c)
 		w.servers = append(w.servers, srv)
-		w.wg.Go(func() { _ = srv.Serve(listeners[a]) })
+		w.wg.Go(func() { _ = srv.Serve(lis) })
 	}
 	dial := func(ctx context.Context, addr string) (net.Conn, error) {
 		if l, ok := listeners[addr]; ok {

@@ -65,11 +65,11 @@ func (c *core) lead(p *metadata.Partition, own progress) {
 }
 
 // resolve takes the committed state of the partition; it settles every
-// proposal. It reports whether the high watermark moved.
-func (c *core) resolve(p *metadata.Partition) bool {
+// proposal.
+func (c *core) resolve(p *metadata.Partition) {
 	c.committed, c.minISR, c.sync = p.ISR, p.MinISR, p.Sync
 	c.proposals = nil
-	return c.advance()
+	c.advance()
 }
 
 // propose notes that the controller was asked for another ISR.

@@ -266,10 +266,10 @@ func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metad
 		}
 		for n := range t.Partitions {
 			g.Go(func() error {
-				if gctx.Err() != nil {
-					return nil
+				if gctx.Err() == nil {
+					return s.place(img, t, int32(n)) //nolint:gosec // bounded by the image
 				}
-				return s.place(img, t, int32(n)) //nolint:gosec // bounded by the image
+				return nil
 			})
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 )
@@ -32,15 +30,15 @@ func (s *AdminService) DescribeCluster(context.Context, *runnelv1.DescribeCluste
 		}
 	}
 	resp := &runnelv1.DescribeClusterResponse{
-		ClusterId: img.ClusterID, Version: s.deps.Version, BrokerId: proto.Int32(int32(img.Self)),
-		Controller: controller, ControllerEpoch: proto.Int64(img.ControllerEpoch),
-		Topics: proto.Int32(topics), Partitions: proto.Int32(partitions),
+		ClusterId: img.ClusterID, Version: s.deps.Version, BrokerId: new(int32(img.Self)),
+		Controller: controller, ControllerEpoch: new(img.ControllerEpoch),
+		Topics: new(topics), Partitions: new(partitions),
 	}
 	for _, b := range img.Brokers() {
 		resp.Brokers = append(resp.Brokers, &runnelv1.BrokerDescription{
-			BrokerId: proto.Int32(int32(b.ID)), Address: b.ClientAddress, Rack: b.Rack, State: brokerState(b.Phase),
-			BrokerEpoch: proto.Int64(b.Epoch), Version: b.Version,
-			Leaders: proto.Int32(leaders[b.ID]), Replicas: proto.Int32(replicas[b.ID]),
+			BrokerId: new(int32(b.ID)), Address: b.ClientAddress, Rack: b.Rack, State: brokerState(b.Phase),
+			BrokerEpoch: new(b.Epoch), Version: b.Version,
+			Leaders: new(leaders[b.ID]), Replicas: new(replicas[b.ID]),
 		})
 	}
 	return resp, nil
@@ -92,7 +90,7 @@ func (f *findings) answer() *runnelv1.CheckHealthResponse {
 	}
 	slices.SortStableFunc(f.list, func(a, b *runnelv1.HealthFinding) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
 	bad := slices.ContainsFunc(f.list, func(h *runnelv1.HealthFinding) bool { return h.GetSeverity() > info })
-	return &runnelv1.CheckHealthResponse{Healthy: proto.Bool(!bad), Findings: f.list}
+	return &runnelv1.CheckHealthResponse{Healthy: new(!bad), Findings: f.list}
 }
 
 // CheckHealth implements runnelv1.AdminServiceServer.

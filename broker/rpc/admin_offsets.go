@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -40,12 +39,12 @@ func (s *AdminService) DeleteRecords(ctx context.Context, req *runnelv1.DeleteRe
 	}
 	resp := &runnelv1.DeleteRecordsResponse{}
 	for _, q := range req.GetPartitions() {
-		r := &runnelv1.DeleteRecordsResult{Partition: proto.Int32(q.GetPartition())}
+		r := &runnelv1.DeleteRecordsResult{Partition: new(q.GetPartition())}
 		start, err := s.deleteRecords(t, q)
 		if err != nil {
 			r.Error = s.errors.item(err)
 		} else {
-			r.LogStartOffset = proto.Int64(int64(start))
+			r.LogStartOffset = new(int64(start))
 		}
 		resp.Results = append(resp.Results, r)
 	}
@@ -157,7 +156,7 @@ func byTime(ms int64) seek {
 }
 
 func (s *AdminService) offset(t *metadata.Topic, n int32, find seek) *runnelv1.OffsetAnswer {
-	a := &runnelv1.OffsetAnswer{Topic: t.Name, TopicId: t.ID.String(), Partition: proto.Int32(n)}
+	a := &runnelv1.OffsetAnswer{Topic: t.Name, TopicId: t.ID.String(), Partition: new(n)}
 	p, err := s.local(t, n)
 	if err != nil {
 		a.Error = s.errors.item(err)
@@ -168,9 +167,9 @@ func (s *AdminService) offset(t *metadata.Topic, n int32, find seek) *runnelv1.O
 		a.Error = s.errors.item(err)
 		return a
 	}
-	a.LeaderEpoch = proto.Int64(int64(epoch))
+	a.LeaderEpoch = new(int64(epoch))
 	if found {
-		a.Offset = proto.Int64(int64(off))
+		a.Offset = new(int64(off))
 		if ts != nil {
 			a.Timestamp = timestamppb.New(time.UnixMilli(*ts))
 		}

@@ -76,7 +76,7 @@ func (s *AdminService) ListTopics(_ context.Context, req *runnelv1.ListTopicsReq
 		}
 		l := &runnelv1.TopicListing{
 			Name: t.Name, TopicId: t.ID.String(), Internal: t.Internal,
-			Partitions: proto.Int32(int32(len(t.Partitions))), ReplicationFactor: proto.Int32(int32(t.RF)), //nolint:gosec // bounded by the image
+			Partitions: new(int32(len(t.Partitions))), ReplicationFactor: new(int32(t.RF)), //nolint:gosec // bounded by the image
 		}
 		bytes += fieldSize(l)
 		if len(resp.GetTopics()) == int(size) || (bytes > maxPage && len(resp.GetTopics()) > 0) {
@@ -132,7 +132,7 @@ func (s *AdminService) DescribeTopics(ctx context.Context, req *runnelv1.Describ
 func describeTopic(t *metadata.Topic) *runnelv1.TopicDescription {
 	d := &runnelv1.TopicDescription{
 		Name: t.Name, TopicId: t.ID.String(), Internal: t.Internal, Durability: durability(t),
-		PartitionCount: proto.Int32(int32(len(t.Partitions))), ReplicationFactor: proto.Int32(int32(t.RF)), //nolint:gosec // bounded by the image
+		PartitionCount: new(int32(len(t.Partitions))), ReplicationFactor: new(int32(t.RF)), //nolint:gosec // bounded by the image
 	}
 	for _, e := range topicconfig.Entries(t.Cluster, t.Set, t.RF) {
 		source := runnelv1.ConfigSource_CONFIG_SOURCE_DEFAULT
@@ -175,14 +175,14 @@ func ids(in []metadata.BrokerID) []int32 {
 func (s *AdminService) describePartition(t *metadata.Topic, n int32) *runnelv1.PartitionDescription {
 	mp := &t.Partitions[n]
 	d := &runnelv1.PartitionDescription{
-		Partition: proto.Int32(n), LeaderEpoch: proto.Int64(int64(mp.LeaderEpoch)), PartitionEpoch: proto.Int64(mp.PartitionEpoch),
-		Replicas: ids(mp.Replicas), Isr: ids(mp.ISR), Elr: ids(mp.ELR), MinIsr: proto.Int32(int32(mp.MinISR)), //nolint:gosec // small
+		Partition: new(n), LeaderEpoch: new(int64(mp.LeaderEpoch)), PartitionEpoch: new(mp.PartitionEpoch),
+		Replicas: ids(mp.Replicas), Isr: ids(mp.ISR), Elr: ids(mp.ELR), MinIsr: new(int32(mp.MinISR)), //nolint:gosec // small
 	}
 	if mp.Leader == metadata.NoBroker {
 		d.Error = s.errors.item(fmt.Errorf("%s/%d: %w: it comes back with a replica", t.Name, n, partition.ErrNoLeader))
 		return d
 	}
-	d.Leader = proto.Int32(int32(mp.Leader))
+	d.Leader = new(int32(mp.Leader))
 	if mp.Leader != s.deps.Store.Load().Self {
 		return d
 	}
@@ -196,8 +196,8 @@ func (s *AdminService) describePartition(t *metadata.Topic, n int32) *runnelv1.P
 		d.Error = s.errors.item(st.Err)
 		return d
 	}
-	d.LogStartOffset, d.HighWatermark, d.LogEndOffset = proto.Int64(int64(st.LogStart)), proto.Int64(int64(st.HighWatermark)), proto.Int64(int64(st.LogEnd))
-	d.SizeBytes, d.Segments = proto.Int64(p.Size()), proto.Int32(int32(p.Segments())) //nolint:gosec // small
+	d.LogStartOffset, d.HighWatermark, d.LogEndOffset = new(int64(st.LogStart)), new(int64(st.HighWatermark)), new(int64(st.LogEnd))
+	d.SizeBytes, d.Segments = new(p.Size()), new(int32(p.Segments())) //nolint:gosec // small
 	if damage := p.Damage(); damage != nil {
 		d.Error = s.errors.item(damage)
 	}

@@ -103,7 +103,7 @@ func newErrorTable(log zerolog.Logger) errorTable { return errorTable{rules: Rul
 // item returns err as the error of one item; nil for nil.
 func (e errorTable) item(err error) *runnelv1.ItemError {
 	if !rpcerr.Known(e.rules, err) {
-		traced := &rpcerr.Traced{RequestID: rand.Text(), Err: err}
+		traced := &rpcerr.TracedError{RequestID: rand.Text(), Err: err}
 		e.log.Error().Str("request_id", traced.RequestID).Err(err).Msg("an item failed with an unexpected error")
 		err = traced
 	}

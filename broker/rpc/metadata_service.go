@@ -51,7 +51,7 @@ func (s *MetadataService) GetMetadata(ctx context.Context, req *runnelv1.GetMeta
 		return nil, err
 	}
 	img := s.deps.Store.Load()
-	resp := &runnelv1.GetMetadataResponse{ClusterId: img.ClusterID, ApiLevel: apiLevel, Revision: proto.Int64(img.Revision)}
+	resp := &runnelv1.GetMetadataResponse{ClusterId: img.ClusterID, ApiLevel: apiLevel, Revision: new(img.Revision)}
 	bytes := 0
 	if last == "" {
 		resp.Brokers = brokers(img)
@@ -111,7 +111,7 @@ func brokers(img *metadata.Image) []*runnelv1.BrokerMetadata {
 	var out []*runnelv1.BrokerMetadata
 	for _, b := range img.Brokers() {
 		out = append(out, &runnelv1.BrokerMetadata{
-			BrokerId: proto.Int32(int32(b.ID)), Address: b.ClientAddress, Rack: b.Rack, Usable: proto.Bool(b.Phase == metadata.BrokerActive),
+			BrokerId: new(int32(b.ID)), Address: b.ClientAddress, Rack: b.Rack, Usable: new(b.Phase == metadata.BrokerActive),
 		})
 	}
 	return out
@@ -122,10 +122,10 @@ func topicMetadata(t *metadata.Topic) *runnelv1.TopicMetadata {
 	for n := range t.Partitions {
 		p := &t.Partitions[n]
 		pm := &runnelv1.PartitionMetadata{
-			Partition: proto.Int32(int32(n)), LeaderEpoch: proto.Int64(int64(p.LeaderEpoch)), Replicas: ids(p.Replicas), Isr: ids(p.ISR), //nolint:gosec // bounded by the image
+			Partition: new(int32(n)), LeaderEpoch: new(int64(p.LeaderEpoch)), Replicas: ids(p.Replicas), Isr: ids(p.ISR), //nolint:gosec // bounded by the image
 		}
 		if p.Leader != metadata.NoBroker {
-			pm.Leader = proto.Int32(int32(p.Leader))
+			pm.Leader = new(int32(p.Leader))
 		}
 		m.Partitions = append(m.Partitions, pm)
 	}
@@ -222,7 +222,7 @@ func (w *watch) farewell(reason runnelv1.GoawayReason) error {
 }
 
 func (w *watch) send(img *metadata.Image, m *runnelv1.WatchMetadataResponse) error {
-	m.ClusterId, m.ApiLevel, m.Revision = img.ClusterID, apiLevel, proto.Int64(img.Revision)
+	m.ClusterId, m.ApiLevel, m.Revision = img.ClusterID, apiLevel, new(img.Revision)
 	m.SnapshotComplete = true
 	return w.stream.Send(m)
 }
@@ -233,7 +233,7 @@ func (w *watch) pieces(img *metadata.Image, m *runnelv1.WatchMetadataResponse, t
 	for _, t := range topics {
 		size := fieldSize(t)
 		if bytes+size > maxPage && len(m.GetTopics()) > 0 {
-			m.ClusterId, m.ApiLevel, m.Revision, m.SnapshotComplete = img.ClusterID, apiLevel, proto.Int64(img.Revision), !first
+			m.ClusterId, m.ApiLevel, m.Revision, m.SnapshotComplete = img.ClusterID, apiLevel, new(img.Revision), !first
 			if err := w.stream.Send(m); err != nil {
 				return err
 			}

@@ -86,7 +86,7 @@ func TestMistakesNameTheOption(t *testing.T) {
 		set  []string
 		want []string // each in the error
 	}{
-		"a typo in the file":            {file: "nmae: x", want: []string{"c.yaml:1", "unknown option nmae"}},
+		"a typo in the file":            {file: "naem: x", want: []string{"c.yaml:1", "unknown option naem"}},
 		"a typo below":                  {file: "log:\n  sze: 1MiB", want: []string{"c.yaml:2", "unknown option log.sze"}},
 		"a forgotten group":             {set: []string{"every=1s"}, want: []string{"unknown option every", "did you mean log.every?"}},
 		"other separators":              {set: []string{"log-every=1s"}, want: []string{"did you mean log.every?"}},

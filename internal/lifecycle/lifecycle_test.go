@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,8 +13,6 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/test/bufconn"
-
-	"net"
 )
 
 func TestServeStopsWithin(t *testing.T) {

@@ -175,26 +175,26 @@ type withheld struct{ error }
 
 // Unwrap leads only to a request id.
 func (w withheld) Unwrap() error {
-	if id, ok := errors.AsType[*Traced](w.error); ok {
+	if id, ok := errors.AsType[*TracedError](w.error); ok {
 		return id
 	}
 	return nil
 }
 
-// Traced names the log line that tells what an internal error hides.
-type Traced struct {
+// TracedError names the log line that tells what an internal error hides.
+type TracedError struct {
 	RequestID string
 	Err       error
 }
 
 // Error implements error.
-func (t *Traced) Error() string { return t.Err.Error() }
+func (t *TracedError) Error() string { return t.Err.Error() }
 
 // Unwrap returns the error itself.
-func (t *Traced) Unwrap() error { return t.Err }
+func (t *TracedError) Unwrap() error { return t.Err }
 
 // Metadata gives the caller what to quote when it reports the error.
-func (t *Traced) Metadata() map[string]string { return map[string]string{"requestId": t.RequestID} }
+func (t *TracedError) Metadata() map[string]string { return map[string]string{"requestId": t.RequestID} }
 
 // Reason returns the reason that err, a status error or a status inside one,
 // carries; UNSPECIFIED if it carries none of ours.

@@ -63,7 +63,7 @@ func TestBothForms(t *testing.T) {
 			Reason: runnelv1.ErrorReason_ERROR_REASON_INTERNAL, Code: 13, Message: internalText, OutcomeUnknown: true,
 		}},
 		"facts of an unknown error are withheld, but for the request id": {
-			&Traced{RequestID: "r1", Err: errors.New("x")}, false, &runnelv1.ItemError{
+			&TracedError{RequestID: "r1", Err: errors.New("x")}, false, &runnelv1.ItemError{
 				Reason: runnelv1.ErrorReason_ERROR_REASON_INTERNAL, Code: 13, Message: internalText, OutcomeUnknown: true,
 				Metadata: map[string]string{"requestId": "r1"},
 			},

@@ -75,7 +75,7 @@ func (ic *interceptors) status(ctx context.Context, method string, err error) *s
 	if known {
 		return st
 	}
-	traced := &rpcerr.Traced{RequestID: rand.Text(), Err: err}
+	traced := &rpcerr.TracedError{RequestID: rand.Text(), Err: err}
 	ev := ic.log.Error().Str("method", method).Str("request_id", traced.RequestID).Err(err)
 	if p, ok := peer.FromContext(ctx); ok {
 		ev = ev.Str("peer", p.Addr.String())

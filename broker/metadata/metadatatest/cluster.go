@@ -91,7 +91,7 @@ func (c *Controller) CreateTopics(ctx context.Context, req *controllerv1.CreateT
 		if err := c.Await(ctx, func(h Heard) bool { return h.Applied >= rev }); err != nil {
 			return nil, fmt.Errorf("create %s: %w", t.GetName(), err)
 		}
-		resp.Results = append(resp.Results, &runnelv1.CreateTopicResult{Name: t.GetName(), TopicId: id.String(), Created: proto.Bool(true), Applied: proto.Bool(true)})
+		resp.Results = append(resp.Results, &runnelv1.CreateTopicResult{Name: t.GetName(), TopicId: id.String(), Created: new(true), Applied: new(true)})
 	}
 	return &controllerv1.CreateTopicsResponse{Response: resp}, nil
 }

@@ -1,0 +1,94 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// Append appends a batch, when this broker leads the partition, in the given
+// leader epoch if one is given. It returns when the log has the batch, which
+// is before it is committed: see WhenCommitted. All errors but
+// ErrCommitUncertain mean that nothing was stored.
+func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	p.writing <- struct{}{}
+	a, err := p.appendToken(b, epoch)
+	<-p.writing
+	p.deliver()
+	return a, err
+}
+
+// appendToken needs the writing token.
+func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	st := p.state.Load()
+	if err := p.admit(st, epoch); err != nil {
+		return Appended{}, err
+	}
+	t := p.Topic()
+	got, err := p.log.Append(b, st.Epoch, timestampType(t.Config.TimestampType))
+	if err != nil {
+		return Appended{}, p.appendFailed(b, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.core.appended(got.Last + 1)
+	p.publishLocked()
+	if p.core.sync {
+		p.flushLocked()
+	}
+	return Appended{Base: got.Base, Last: got.Last, AppendTimeMs: got.AppendTimeMs, LogStart: st.LogStart, Epoch: st.Epoch}, nil
+}
+
+// admit says why an append must be refused.
+func (p *Partition) admit(st *State, epoch *record.Epoch) error {
+	if st.Err != nil {
+		return st.Err
+	}
+	if epoch != nil && *epoch != st.Epoch {
+		if *epoch > st.Epoch {
+			return fmt.Errorf("%s: %w: try again", p, ErrUnknownEpoch)
+		}
+		return facts(ErrFencedEpoch, map[string]string{"leaderEpoch": format(st.Epoch)},
+			"%s: the leader epoch is %d, not %d: refresh the metadata", p, st.Epoch, *epoch)
+	}
+	if !st.MinISRMet {
+		p.mu.Lock()
+		isr, need := len(p.core.committed), p.core.minISR
+		p.mu.Unlock()
+		return facts(ErrNotEnoughReplicas, map[string]string{"isr": format(isr), "minIsr": format(need)},
+			"%s: %d replicas are in sync, min.insync.replicas is %d: nothing was stored, try again", p, isr, need)
+	}
+	if d := p.host.disk(); d.Hard || (d.Soft && !p.Topic().Internal) {
+		return p.full(d.Free)
+	}
+	return nil
+}
+
+func (p *Partition) full(free int64) error {
+	return facts(ErrStorageFull, map[string]string{"freeBytes": format(free)},
+		"%s: the disk has only %d bytes free: writes are refused until there is room; reads and deletes go on", p, free)
+}
+
+// appendFailed turns an error of the log into one of ours.
+func (p *Partition) appendFailed(b *record.Batch, err error) error {
+	switch {
+	case errors.Is(err, commitlog.ErrStorageFull):
+		return p.full(p.host.disk().Free)
+	case errors.Is(err, commitlog.ErrTooManyFiles):
+		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrNoDescriptors)
+	case errors.Is(err, commitlog.ErrTooLarge):
+		limit := format(p.Topic().Config.MaxMessageBytes)
+		return facts(ErrTooLarge, map[string]string{"size": format(b.FrameSize()), "maxBytes": limit},
+			"%s: a batch of %d bytes is over the limit: split it, or raise max.message.bytes (%s)", p, b.FrameSize(), limit)
+	case errors.Is(err, commitlog.ErrFailed):
+		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
+		// The write failed half way: the next start may find the batch whole.
+		return fmt.Errorf("%s: %w: %w", p, ErrCommitUncertain, err)
+	case errors.Is(err, commitlog.ErrClosed):
+		return fmt.Errorf("%s: %w", p, ErrDeleted)
+	}
+	return fmt.Errorf("append to %s: %w", p, err)
+}

@@ -1,0 +1,192 @@
+package partition
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+func ids(in ...int) []metadata.BrokerID {
+	out := make([]metadata.BrokerID, len(in))
+	for i, n := range in {
+		out[i] = metadata.BrokerID(n)
+	}
+	return out
+}
+
+func led(isr []metadata.BrokerID, minISR int, sync bool) *core {
+	c := &core{self: 1}
+	c.lead(&metadata.Partition{Leader: 1, LeaderEpoch: 1, ISR: isr, MinISR: minISR, Sync: sync}, progress{})
+	return c
+}
+
+func wantHW(t *testing.T, c *core, want record.Offset, after string) {
+	t.Helper()
+	if c.hw != want {
+		t.Errorf("after %s: high watermark %d, want %d", after, c.hw, want)
+	}
+}
+
+func TestCommit_alone(t *testing.T) {
+	c := led(ids(1), 1, false)
+	c.appended(5)
+	wantHW(t, c, 5, "an append that counts when written")
+	c = led(ids(1), 1, true)
+	c.appended(5)
+	wantHW(t, c, 0, "an append that counts when durable")
+	c.synced(3)
+	wantHW(t, c, 3, "a sync of a part")
+	c.synced(5)
+	wantHW(t, c, 5, "a sync of all")
+}
+
+func TestCommit_everyMemberHoldsBack(t *testing.T) {
+	c := led(ids(1, 2, 3), 2, false)
+	c.appended(10)
+	c.acked(2, 1, progress{written: 7})
+	wantHW(t, c, 0, "one of two acks")
+	c.acked(3, 1, progress{written: 4})
+	wantHW(t, c, 4, "both")
+	c.acked(3, 1, progress{written: 2}) // a late, older one
+	c.acked(2, 0, progress{written: 10})
+	c.acked(3, 0, progress{written: 10}) // of another epoch
+	wantHW(t, c, 4, "acks that say nothing new")
+	if c.acked(9, 1, progress{written: 1}) {
+		t.Error("a stranger's ack moved it")
+	}
+}
+
+// What is proposed must be held, and is not yet to be counted on.
+func TestCommit_proposals(t *testing.T) {
+	c := led(ids(1, 2), 2, false)
+	c.appended(10)
+	c.acked(2, 1, progress{written: 10})
+	wantHW(t, c, 10, "the ack")
+	c.propose(ids(1, 2, 3))
+	c.appended(20)
+	c.acked(2, 1, progress{written: 20})
+	wantHW(t, c, 10, "a proposed member has not acked")
+	c.propose(ids(1, 2)) // another proposal; the first one's outcome is as unknown
+	wantHW(t, c, 10, "a newer proposal does not undo an older one")
+	c.acked(3, 1, progress{written: 15})
+	wantHW(t, c, 15, "it has")
+	c.resolve(&metadata.Partition{ISR: ids(1, 2), MinISR: 2})
+	wantHW(t, c, 20, "the controller said no")
+	// A proposed member does not make up for a committed one that is missing.
+	c = led(ids(1), 2, false)
+	c.propose(ids(1, 2))
+	c.appended(5)
+	c.acked(2, 1, progress{written: 5})
+	wantHW(t, c, 0, "min ISR met by the proposal only")
+	if c.enough() {
+		t.Error("takes writes")
+	}
+	c.resolve(&metadata.Partition{ISR: ids(1, 2), MinISR: 2})
+	wantHW(t, c, 5, "the controller said yes")
+}
+
+func TestCommit_newEpochForgetsAcks(t *testing.T) {
+	c := led(ids(1, 2), 1, false)
+	c.appended(10)
+	c.acked(2, 1, progress{written: 10})
+	c.stop(following, 2)
+	c.lead(&metadata.Partition{LeaderEpoch: 3, ISR: ids(1, 2), MinISR: 1}, progress{written: 12})
+	if c.settled() {
+		t.Error("knows what is committed before anybody acked in its epoch")
+	}
+	c.appended(20)
+	wantHW(t, c, 10, "an ack of an earlier epoch")
+	c.acked(2, 3, progress{written: 11})
+	wantHW(t, c, 11, "an ack of this one")
+	if c.settled() {
+		t.Error("settled below where the epoch began")
+	}
+	c.acked(2, 3, progress{written: 12})
+	if !c.settled() {
+		t.Error("not settled where the epoch began")
+	}
+}
+
+func TestCommit_whoDoesNotLead(t *testing.T) {
+	c := led(ids(1), 1, false)
+	c.stop(idle, 2)
+	c.appended(5)
+	wantHW(t, c, 0, "an append of nobody's")
+	// In an ISR without itself a leader must not commit.
+	c = led(ids(2), 1, false)
+	c.appended(5)
+	wantHW(t, c, 0, "an append outside the ISR")
+}
+
+func TestAlone(t *testing.T) {
+	c := led(ids(1), 1, false)
+	if !c.alone(nil) || !c.alone(ids(1)) || c.alone(ids(2)) {
+		t.Error("alone by ISR and ELR")
+	}
+	c.propose(ids(1, 3))
+	if c.alone(nil) {
+		t.Error("a proposed member can be elected")
+	}
+}
+
+// Whatever happens, the high watermark never falls while leading, and what it
+// covers is held by every member that could be elected and by enough of them.
+func TestCommit_property(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := led(ids(1, 2), rapid.IntRange(1, 3).Draw(t, "min"), rapid.Bool().Draw(t, "sync"))
+		var end record.Offset
+		held := map[metadata.BrokerID]progress{} // the truth
+		isr := rapid.Custom(func(t *rapid.T) []metadata.BrokerID {
+			set := rapid.SliceOfNDistinct(rapid.SampledFrom(ids(2, 3, 4)), 0, 3, rapid.ID).Draw(t, "others")
+			return append(ids(1), set...)
+		})
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			before := c.hw
+			switch rapid.IntRange(0, 4).Draw(t, "what") {
+			case 0:
+				end += record.Offset(rapid.Int64Range(1, 5).Draw(t, "n"))
+				held[1] = progress{end, held[1].durable}
+				c.appended(end)
+			case 1:
+				d := record.Offset(rapid.Int64Range(0, int64(end)).Draw(t, "d"))
+				held[1] = progress{end, max(held[1].durable, d)}
+				c.synced(d)
+			case 2:
+				id := rapid.SampledFrom(ids(2, 3, 4)).Draw(t, "id")
+				w := record.Offset(rapid.Int64Range(0, int64(end)).Draw(t, "w"))
+				d := record.Offset(rapid.Int64Range(0, int64(w)).Draw(t, "d"))
+				epoch := record.Epoch(rapid.Int64Range(0, 1).Draw(t, "epoch"))
+				if epoch == 1 {
+					held[id] = progress{max(held[id].written, w), max(held[id].durable, d)}
+				}
+				c.acked(id, epoch, progress{w, d})
+			case 3:
+				c.propose(isr.Draw(t, "proposal"))
+			default:
+				c.resolve(&metadata.Partition{ISR: isr.Draw(t, "isr"), MinISR: c.minISR, Sync: c.sync})
+			}
+			if c.hw < before {
+				t.Fatalf("fell from %d to %d", before, c.hw)
+			}
+			if c.hw == before {
+				continue
+			}
+			if len(c.committed) < c.minISR {
+				t.Fatalf("moved to %d with the ISR %v, below %d", c.hw, c.committed, c.minISR)
+			}
+			for _, id := range slices.Concat(append(c.proposals, c.committed)...) {
+				has := held[id].written
+				if c.sync {
+					has = held[id].durable
+				}
+				if has < c.hw {
+					t.Fatalf("moved to %d, and broker %d has %d", c.hw, id, has)
+				}
+			}
+		}
+	})
+}

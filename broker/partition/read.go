@@ -1,0 +1,126 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// Read copies stored batches that hold offsets of [from, end) into dst, whole
+// ones, the first of which may begin before from; n is 0 when there is nothing.
+// end is at most the high watermark. Errors: OutOfRangeError, CorruptError,
+// ErrShortBuffer, and why the partition can't be served.
+func (p *Partition) Read(dst []byte, from, end record.Offset) (n int, err error) {
+	st := p.state.Load()
+	if st.Err != nil {
+		return 0, st.Err
+	}
+	if from < st.LogStart || from > st.LogEnd {
+		return 0, outOfRange(st, from)
+	}
+	if end = min(end, st.HighWatermark); from >= end {
+		return 0, nil
+	}
+	n, err = p.log.Read(dst, from, end)
+	if err != nil {
+		return 0, p.readFailed(from, err)
+	}
+	return n, nil
+}
+
+func outOfRange(st *State, off record.Offset) error {
+	return &OutOfRangeError{Offset: off, LogStart: st.LogStart, HighWatermark: st.HighWatermark, LogEnd: st.LogEnd}
+}
+
+func (p *Partition) readFailed(from record.Offset, err error) error {
+	if c, ok := errors.AsType[*commitlog.CorruptError](err); ok {
+		return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset}
+	}
+	switch {
+	case errors.Is(err, commitlog.ErrShortBuffer):
+		return err
+	case errors.Is(err, commitlog.ErrOutOfRange):
+		return outOfRange(p.state.Load(), from) // retention went on meanwhile
+	case errors.Is(err, commitlog.ErrClosed):
+		return fmt.Errorf("%s: %w", p, ErrDeleted)
+	case errors.Is(err, commitlog.ErrTooManyFiles):
+		return fmt.Errorf("%s: %w: try again", p, ErrNoDescriptors)
+	case errors.Is(err, commitlog.ErrFailed):
+		return fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err)
+	}
+	return fmt.Errorf("read %s at %d: %w", p, from, err)
+}
+
+// OffsetForTime finds the first committed record whose time is at or after ms.
+// That there is none is an answer only of a settled, confirmed leader; else it
+// is the error of End.
+func (p *Partition) OffsetForTime(ms int64) (off record.Offset, tsMs int64, found bool, err error) {
+	st := p.State()
+	if st.Err != nil {
+		return 0, 0, false, st.Err
+	}
+	off, tsMs, found, err = p.log.OffsetForTime(ms, st.HighWatermark)
+	if err != nil {
+		return 0, 0, false, p.readFailed(st.LogStart, err)
+	}
+	if !found {
+		_, err = p.End()
+	}
+	return off, tsMs, found, err
+}
+
+// ToHighWatermark asks DeleteRecords for all that is committed.
+const ToHighWatermark record.Offset = -1
+
+// DeleteRecords makes before, or the high watermark for ToHighWatermark, the
+// log start, and returns the log start there is then: it never falls.
+func (p *Partition) DeleteRecords(before record.Offset) (logStart record.Offset, err error) {
+	p.writing <- struct{}{}
+	logStart, err = p.deleteToken(before)
+	<-p.writing
+	p.deliver()
+	return logStart, err
+}
+
+// deleteToken needs the writing token.
+func (p *Partition) deleteToken(before record.Offset) (record.Offset, error) {
+	st, err := p.End()
+	if err != nil {
+		return 0, err
+	}
+	if before == ToHighWatermark {
+		before = st.HighWatermark
+	}
+	if before < 0 || before > st.HighWatermark {
+		return 0, outOfRange(&st, before)
+	}
+	if before > st.LogStart {
+		if err := p.log.DeleteBefore(before); err != nil {
+			return 0, p.changeFailed("delete records of", err)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.core.cut(p.log.Start())
+	p.publishLocked()
+	return p.core.logStart, nil
+}
+
+func (p *Partition) changeFailed(what string, err error) error {
+	switch {
+	case errors.Is(err, commitlog.ErrFailed):
+		err = fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err)
+		p.stop(err)
+		return err
+	case errors.Is(err, commitlog.ErrStorageFull):
+		return p.full(p.host.disk().Free)
+	case errors.Is(err, commitlog.ErrTooManyFiles):
+		return fmt.Errorf("%s: %w: try again", p, ErrNoDescriptors)
+	case errors.Is(err, commitlog.ErrClosed):
+		return fmt.Errorf("%s: %w", p, ErrDeleted)
+	}
+	return fmt.Errorf("%s %s: %w", what, p, err)
+}
