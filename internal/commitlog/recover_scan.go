@@ -168,14 +168,13 @@ func (r *recovery) scan() error {
 	}
 	for i := from; i < len(r.segments); i++ {
 		s := r.segments[i]
-		e := s.index.first()
-		if i == from {
-			e = r.lastEntry(s, r.mark)
-			r.next = e.offset
-		} else if s.base != r.next && !r.bridge(i, s.base) {
+		if i > from && s.base != r.next && !r.bridge(i, s.base) {
 			return nil
 		}
-		if i > from {
+		e := s.index.first()
+		if i == from && r.mark != unknownMark {
+			e = r.lastEntry(s, r.mark)
+		} else {
 			s.index.replace(r.l.config.Load().IndexIntervalBytes, nil, 0)
 		}
 		more, err := r.scanSegment(i, e)
