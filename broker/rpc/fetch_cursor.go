@@ -9,6 +9,9 @@ import (
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
+// errFull says that a stored batch does not go into a response any more.
+var errFull = errors.New("the response is full")
+
 // A fetchCursor is where in a piece of the log a partition is that is sent
 // decoded: one batch may take several responses.
 type fetchCursor struct {
@@ -73,8 +76,8 @@ func (f *fetcher) decode(s *fetchSub, limit record.Offset) (fetched, error) {
 	if err == nil {
 		err = w.flush(&got)
 	}
-	if short := (*commitlog.ShortBufferError)(nil); errors.As(err, &short) && len(w.out()) > 0 {
-		err = nil // the next response begins with it
+	if errors.Is(err, errFull) {
+		err = nil // the next response begins with what did not fit
 	}
 	if err != nil && (len(w.out()) == 0 || got.next == s.next) {
 		f.unused(out)
@@ -258,7 +261,7 @@ type recordWriter interface {
 }
 
 func (f *fetcher) writer(buf *[]byte, s *fetchSub) recordWriter {
-	limit := min(max(f.size.current, s.need), cap(*buf))
+	limit := min(f.size.current, cap(*buf))
 	switch f.opts.format {
 	case runnelv1.FetchFormat_FETCH_FORMAT_BATCHES:
 		return &batchWriter{f: f, buf: (*buf)[:0], limit: limit, stop: s.stop}
@@ -280,13 +283,24 @@ type singleWriter struct {
 func (*singleWriter) frame(*record.Frame, []byte, *fetched) (bool, error) { return false, nil }
 
 func (w *singleWriter) add(_ *record.Header, r *record.Record) (bool, error) {
-	if size := w.size(r); len(w.buf)+size > w.limit {
-		if len(w.buf) == 0 {
-			return false, &commitlog.ShortBufferError{Need: size}
-		}
-		return false, nil
+	if ok, err := fits(len(w.buf), w.size(r), w.limit, cap(w.buf)); !ok {
+		return false, err
 	}
 	w.buf = w.append(w.buf, r)
+	return true, nil
+}
+
+// fits reports whether size more bytes go into a response that has some. What
+// is larger than the limit goes alone, if the buffer is large enough for it.
+func fits(has, size, limit, room int) (bool, error) {
+	switch {
+	case has+size <= limit:
+		return true, nil
+	case has > 0:
+		return false, nil
+	case size > room:
+		return false, &commitlog.ShortBufferError{Need: size}
+	}
 	return true, nil
 }
 
@@ -317,8 +331,10 @@ func (w *batchWriter) frame(f *record.Frame, b []byte, got *fetched) (bool, erro
 	if err := w.flush(got); err != nil {
 		return false, err
 	}
-	if len(w.buf)+len(b) > w.limit {
-		return false, &commitlog.ShortBufferError{Need: len(b)}
+	if ok, err := fits(len(w.buf), len(b), w.limit, cap(w.buf)); err != nil {
+		return false, err
+	} else if !ok {
+		return false, errFull
 	}
 	w.buf = append(w.buf, b...)
 	got.records += countFrom(&f.Header, got.next, w.stop)
@@ -340,11 +356,12 @@ func (w *batchWriter) add(h *record.Header, r *record.Record) (bool, error) {
 		w.headers = append(w.headers, record.HeaderKV{Key: string(it.Key()), Value: it.Value()})
 	}
 	size := record.PrefixMax + wire.RecordSize(r)
-	if len(w.buf)+w.b.Size()+size > w.limit {
-		if len(w.buf) == 0 && w.b.Count() == 0 {
-			return false, &commitlog.ShortBufferError{Need: size + record.PrefixMax}
-		}
-		return false, nil
+	has := len(w.buf)
+	if w.b.Count() > 0 {
+		has += w.b.Size()
+	}
+	if ok, err := fits(has, size, w.limit, cap(w.buf)); !ok {
+		return false, err
 	}
 	if err := w.b.Add(r.Key, r.Value, w.headers, r.TimestampMs); err != nil {
 		return false, err
