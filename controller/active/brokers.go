@@ -60,6 +60,11 @@ func (a *Active) register(ctx context.Context, reg state.Registration) (*Admissi
 			a.Metrics.fencings.WithLabelValues(causeReplaced).Inc()
 		}
 	}
+	// The fence of earlier incarnations is complete before the snapshot is cut: a broker that saw itself as a leader in it would
+	// act as one in its predecessor's epoch, with a log that may end earlier.
+	if err := a.settleBroker(ctx, id); err != nil {
+		return nil, err
+	}
 	adm := &Admission{}
 	var b *state.Broker
 	a.view(func(i *state.Image) {
@@ -74,6 +79,24 @@ func (a *Active) register(ctx context.Context, reg state.Registration) (*Admissi
 	adm.Snapshot, adm.Feed = a.Mirror.Subscribe()
 	a.Log.Info().Int32("broker", int32(id)).Int64("broker_epoch", b.Epoch).Bool("new_incarnation", len(changes) > 0).Msg("broker registered")
 	return adm, nil
+}
+
+// settleBroker brings every partition that names a broker in line with the rules.
+func (a *Active) settleBroker(ctx context.Context, id state.BrokerID) error {
+	for {
+		var w work
+		a.view(func(i *state.Image) {
+			if !i.Settled(id) {
+				w.changes = i.Work()
+			}
+		})
+		if len(w.changes) == 0 {
+			return nil
+		}
+		if err := a.commitWork(ctx, w); err != nil {
+			return err
+		}
+	}
 }
 
 // Heard takes a heartbeat: which revision the broker has applied, and whether its storage failed.

@@ -1,0 +1,126 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func drawBrokers(t *rapid.T, empty bool) []Broker {
+	n := rapid.IntRange(1, 12).Draw(t, "brokers")
+	racks := rapid.IntRange(1, 4).Draw(t, "racks")
+	brokers := make([]Broker, n)
+	for i := range brokers {
+		brokers[i] = Broker{ID: int32(10 - i), Rack: fmt.Sprint(rapid.IntRange(1, racks).Draw(t, "rack"))}
+		if !empty {
+			brokers[i].Leaders = rapid.IntRange(0, 20).Draw(t, "leaders")
+			brokers[i].Replicas = brokers[i].Leaders + rapid.IntRange(0, 20).Draw(t, "followers")
+		}
+	}
+	return brokers
+}
+
+func TestAssign_spreads(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		brokers := drawBrokers(t, false)
+		rf := rapid.IntRange(1, len(brokers)).Draw(t, "factor")
+		n := rapid.IntRange(0, 60).Draw(t, "partitions")
+		rack, racks := map[int32]string{}, map[string]bool{}
+		for _, b := range brokers {
+			rack[b.ID] = b.Rack
+			racks[b.Rack] = true
+		}
+		input := slices.Clone(brokers)
+		got, err := Assign(brokers, rf, n)
+		if err != nil || len(got) != n {
+			t.Fatalf("%d partitions, %v", len(got), err)
+		}
+		if !slices.Equal(brokers, input) {
+			t.Fatal("the caller's brokers were changed")
+		}
+		for _, replicas := range got {
+			ids, used := map[int32]bool{}, map[string]bool{}
+			for _, id := range replicas {
+				ids[id] = true
+				used[rack[id]] = true
+			}
+			if len(ids) != rf || len(used) != min(rf, len(racks)) {
+				t.Fatalf("replicas %v on racks %v", replicas, used)
+			}
+		}
+		slices.Reverse(brokers)
+		again, _ := Assign(brokers, rf, n)
+		if diff := cmp.Diff(got, again); diff != "" {
+			t.Fatalf("the order of brokers matters:\n%s", diff)
+		}
+	})
+}
+
+func TestAssign_balances_leaders_and_replicas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		brokers := drawBrokers(t, true)
+		for i := range brokers {
+			brokers[i].Rack = ""
+		}
+		rf := rapid.IntRange(1, len(brokers)).Draw(t, "factor")
+		n := rapid.IntRange(1, 200).Draw(t, "partitions")
+		got, err := Assign(brokers, rf, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaders, replicas := map[int32]int{}, map[int32]int{}
+		for _, b := range brokers {
+			leaders[b.ID], replicas[b.ID] = 0, 0
+		}
+		for _, r := range got {
+			leaders[r[0]]++
+			for _, id := range r {
+				replicas[id]++
+			}
+		}
+		if lo, hi := bounds(leaders); hi-lo > 1 {
+			t.Fatalf("leaders %v", leaders)
+		}
+		if lo, hi := bounds(replicas); hi-lo > 1 {
+			t.Fatalf("replicas %v", replicas)
+		}
+	})
+}
+
+func bounds(m map[int32]int) (lo, hi int) {
+	lo = 1 << 30
+	for _, n := range m {
+		lo, hi = min(lo, n), max(hi, n)
+	}
+	return lo, hi
+}
+
+// New partitions go where least is.
+func TestAssign_counts_what_is_there(t *testing.T) {
+	got, err := Assign([]Broker{{ID: 1, Leaders: 5, Replicas: 5}, {ID: 2}}, 1, 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[int32]int{}
+	for _, r := range got {
+		count[r[0]]++
+	}
+	if count[2] < 5 {
+		t.Errorf("leaders %v, with five on broker 1 before", count)
+	}
+}
+
+func TestAssign_refuses_with_both_numbers(t *testing.T) {
+	for _, tt := range []struct{ brokers, rf int }{{0, 1}, {2, 3}, {2, 0}, {2, -1}} {
+		_, err := Assign(make([]Broker, tt.brokers), tt.rf, 1)
+		want := map[string]string{"asked": fmt.Sprint(tt.rf), "available": fmt.Sprint(tt.brokers)}
+		short, ok := errors.AsType[*ShortageError](err)
+		if !errors.Is(err, ErrTooFewBrokers) || !ok || !cmp.Equal(short.Metadata(), want) {
+			t.Errorf("factor %d on %d brokers: %v", tt.rf, tt.brokers, err)
+		}
+	}
+}
