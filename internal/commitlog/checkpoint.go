@@ -82,17 +82,16 @@ type checkpoint struct {
 	suspicion    Suspicion
 }
 
-func appendCheckpoint(dst []byte, c *checkpoint) []byte {
-	start := len(dst)
-	dst = append(dst, checkpointMagic...)
-	dst = binary.LittleEndian.AppendUint32(dst, checkpointVersion)
+func encodeCheckpoint(c *checkpoint) []byte {
+	b := []byte(checkpointMagic)
+	b = binary.LittleEndian.AppendUint32(b, checkpointVersion)
 	for _, v := range []uint64{
 		c.seq, uint64(c.recoveryPoint), uint64(c.highWatermark), uint64(c.logStart),
 		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), uint64(c.suspicion),
 	} {
-		dst = binary.LittleEndian.AppendUint64(dst, v)
+		b = binary.LittleEndian.AppendUint64(b, v)
 	}
-	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
 // parseSlot reads one slot. ok is false when it does not hold a checkpoint;
@@ -159,7 +158,7 @@ func createCheckpoint(fsys vfs.FS, dir string, c *checkpoint) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 
 	b := make([]byte, checkpointFile)
-	copy(b[c.slot():], appendCheckpoint(nil, c))
+	copy(b[c.slot():], encodeCheckpoint(c))
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return err
 	}
@@ -174,7 +173,7 @@ func (c *checkpoint) write(fsys vfs.FS, dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 
-	if _, err := f.WriteAt(appendCheckpoint(nil, c), c.slot()); err != nil {
+	if _, err := f.WriteAt(encodeCheckpoint(c), c.slot()); err != nil {
 		return err
 	}
 	return f.Sync()

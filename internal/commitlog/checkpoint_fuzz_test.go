@@ -15,7 +15,7 @@ import (
 func FuzzParseCheckpoint(f *testing.F) {
 	c := checkpoint{seq: 3, recoveryPoint: 10, highWatermark: 9, logStart: 2, lastAppendMs: 7}
 	file := make([]byte, checkpointFile)
-	copy(file[c.slot():], appendCheckpoint(nil, &c))
+	copy(file[c.slot():], encodeCheckpoint(&c))
 	f.Add(file)
 	f.Add(file[:checkpointSize])
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -29,14 +29,14 @@ func FuzzParseCheckpoint(f *testing.F) {
 		if c.recoveryPoint < 0 || c.logStart < 0 || c.highWatermark < 0 {
 			t.Fatalf("negative offsets: %+v", c)
 		}
-		if again, ok, err := parseSlot(appendCheckpoint(nil, &c)); !ok || err != nil || again != c {
+		if again, ok, err := parseSlot(encodeCheckpoint(&c)); !ok || err != nil || again != c {
 			t.Fatalf("%+v came back as %+v", c, again)
 		}
 	})
 }
 
 func FuzzParseIndex(f *testing.F) {
-	b := appendIndexHeader(nil, 5, 300)
+	b := encodeIndexHeader(5, 300)
 	b = appendIndexEntry(b, 5, entry{7, 350, 1000})
 	b = appendIndexEntry(b, 5, entry{9, 700, 2000})
 	f.Add(b)
@@ -49,7 +49,7 @@ func FuzzParseIndex(f *testing.F) {
 			}
 			return
 		}
-		again := appendIndexHeader(nil, 5, interval)
+		again := encodeIndexHeader(5, interval)
 		last := entry{maxTimestamp: noTimestamp}
 		for i, e := range entries {
 			if e.pos <= last.pos || e.maxTimestamp < last.maxTimestamp || i > 0 && e.offset <= last.offset {
@@ -114,8 +114,8 @@ func FuzzParseDamage(f *testing.F) {
 func TestCheckpointFormat_isFrozen(t *testing.T) {
 	c := checkpoint{1, 2, 3, 4, 5, 6, 7, SuspectDamage}
 	for name, got := range map[string][]byte{
-		"checkpoint": appendCheckpoint(nil, &c),
-		"index":      appendIndexEntry(appendIndexHeader(nil, 1, 4096), 1, entry{2, 3, 4}),
+		"checkpoint": encodeCheckpoint(&c),
+		"index":      appendIndexEntry(encodeIndexHeader(1, 4096), 1, entry{2, 3, 4}),
 		"epochs":     encodePairs(epochsMagic, [][2]int64{{1, 2}}),
 		"damage":     encodePairs(damageMagic, [][2]int64{{3, 4}}),
 	} {

@@ -2,6 +2,7 @@ package commitlog
 
 import (
 	"path/filepath"
+	"slices"
 
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -34,9 +35,9 @@ func (l epochList) last() record.Epoch {
 
 // at returns the epoch of the record at offset, or that it would have had.
 func (l epochList) at(offset record.Offset) record.Epoch {
-	for i := len(l) - 1; i >= 0; i-- {
-		if l[i].start <= offset {
-			return l[i].epoch
+	for _, e := range slices.Backward(l) {
+		if e.start <= offset {
+			return e.epoch
 		}
 	}
 	return NoEpoch

@@ -74,7 +74,7 @@ func (x *index) note(offset record.Offset, pos, maxTimestamp int64) (full bool) 
 	s = x.state.Load()
 	x.last = pos
 	next := *s
-	next.tail = append(s.tail, entry{offset, pos, maxTimestamp})
+	next.tail = append(next.tail, entry{offset, pos, maxTimestamp}) // the states share the array
 	x.state.Store(&next)
 	return len(next.tail) >= indexTailMax
 }
@@ -99,7 +99,7 @@ func (x *index) flush() error {
 		if err := f.Truncate(0); err != nil {
 			return err
 		}
-		b = appendIndexHeader(b, x.base, s.interval)
+		b = encodeIndexHeader(x.base, s.interval)
 	}
 	for _, e := range s.tail {
 		b = appendIndexEntry(b, x.base, e)
@@ -128,7 +128,7 @@ func (x *index) sync() error {
 	}
 	f, err := x.file.acquire()
 	if err != nil {
-		return nil //nolint:nilerr // it is a cache
+		return nil // it is a cache
 	}
 	defer x.file.release()
 	return f.Sync()

@@ -37,14 +37,13 @@ type entry struct {
 // noTimestamp is below every timestamp.
 const noTimestamp = math.MinInt64
 
-// indexHeader is the first bytes of an index.
-func appendIndexHeader(dst []byte, base record.Offset, interval int) []byte {
-	start := len(dst)
-	dst = append(dst, indexMagic...)
-	dst = binary.LittleEndian.AppendUint32(dst, indexVersion)
-	dst = binary.LittleEndian.AppendUint64(dst, uint64(base))
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(interval))
-	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
+// encodeIndexHeader returns the first bytes of an index.
+func encodeIndexHeader(base record.Offset, interval int) []byte {
+	b := []byte(indexMagic)
+	b = binary.LittleEndian.AppendUint32(b, indexVersion)
+	b = binary.LittleEndian.AppendUint64(b, uint64(base))
+	b = binary.LittleEndian.AppendUint32(b, uint32(interval))
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
 // parseIndexHeader returns the interval that an index was made with.
@@ -100,8 +99,8 @@ func parseIndex(b []byte, base record.Offset) (interval int, entries []entry, wh
 	last := entry{maxTimestamp: noTimestamp}
 	rest := b[indexHeaderSize:]
 	for len(rest) >= indexEntrySize {
-		e, err := parseIndexEntry(rest, base)
-		if err != nil || e.pos <= last.pos || e.maxTimestamp < last.maxTimestamp ||
+		e, bad := parseIndexEntry(rest, base)
+		if errors.Is(bad, errBadIndex) || e.pos <= last.pos || e.maxTimestamp < last.maxTimestamp ||
 			(len(entries) > 0 && e.offset <= last.offset) {
 			return interval, entries, false, nil
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/runnelmq/runnel/internal/record"
@@ -251,7 +252,7 @@ func (l *Log) rollLocked() error {
 	}
 	sealed.known.Store(true)
 	next := *v
-	next.segments = append(v.segments[:len(v.segments):len(v.segments)], s)
+	next.segments = slices.Concat(v.segments, []*segment{s})
 	l.view.Store(&next)
 	return nil
 }

@@ -6,11 +6,8 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -124,26 +121,19 @@ func TestST01_nonEmptyLeftoverIsSetAside(t *testing.T) {
 
 func TestST03_indexIsRebuilt(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{3})
-	damages := map[string]func(h *harness, t *testing.T, name string){
-		"removed": func(h *harness, t *testing.T, name string) { must(t, h.mem.Remove(h.path(name))) },
-		"empty":   func(h *harness, t *testing.T, name string) { h.write(t, name, nil) },
-		"1 byte":  func(h *harness, t *testing.T, name string) { h.write(t, name, h.readFile(t, name)[:1]) },
-		"7 bytes": func(h *harness, t *testing.T, name string) { h.write(t, name, h.readFile(t, name)[:7]) },
-		"half": func(h *harness, t *testing.T, name string) {
-			b := h.readFile(t, name)
-			h.write(t, name, b[:len(b)/2])
-		},
-		"one entry less": func(h *harness, t *testing.T, name string) {
-			b := h.readFile(t, name)
-			h.write(t, name, b[:len(b)-indexEntrySize])
-		},
-		"random bytes": func(h *harness, t *testing.T, name string) {
-			b := h.readFile(t, name)
+	damages := map[string]func(b []byte) []byte{
+		"removed":        func([]byte) []byte { return nil },
+		"empty":          func([]byte) []byte { return []byte{} },
+		"1 byte":         func(b []byte) []byte { return b[:1] },
+		"7 bytes":        func(b []byte) []byte { return b[:7] },
+		"half":           func(b []byte) []byte { return b[:len(b)/2] },
+		"one entry less": func(b []byte) []byte { return b[:len(b)-indexEntrySize] },
+		"random bytes": func(b []byte) []byte {
 			_, _ = random.Read(b)
-			h.write(t, name, b)
+			return b
 		},
-		"another segment's": func(h *harness, t *testing.T, name string) {
-			h.write(t, name, append(appendIndexHeader(nil, 4711, 300), h.readFile(t, name)[indexHeaderSize:]...))
+		"another segment's": func(b []byte) []byte {
+			return append(encodeIndexHeader(4711, 300), b[indexHeaderSize:]...)
 		},
 	}
 	for what, damage := range damages {
@@ -157,7 +147,11 @@ func TestST03_indexIsRebuilt(t *testing.T) {
 					}
 					stop(t, h, clean)
 					name := segmentName(segment.base, indexSuffix)
-					damage(h, t, name)
+					b := damage(h.readFile(t, name))
+					must(t, h.mem.Remove(h.path(name)))
+					if b != nil {
+						h.write(t, name, b)
+					}
 					var events []Event
 					l, rec, err := OpenLog(h.fault, testDir, h.cfg, OpenOptions{
 						Clean: clean, Now: h.now, OnEvent: func(e Event) { events = append(events, e) },
@@ -243,18 +237,16 @@ func usedBytes(t *testing.T, mem *vfs.Mem, dir string) int64 {
 }
 
 func TestST07_nextOffsetSurvivesAnEmptyLog(t *testing.T) {
-	empties := map[string]func(h *harness, t *testing.T){
-		"retention": func(h *harness, t *testing.T) {
-			h.nowMs += 2 * time.Hour.Milliseconds()
-			h.retain(t, h.m.end)
-		},
-		"delete records": func(h *harness, t *testing.T) { h.deleteBefore(t, h.m.end) },
-	}
-	for name, empty := range empties {
+	for _, name := range []string{"retention", "delete records"} {
 		for _, how := range []string{"clean", "killed", "power cut"} {
 			t.Run(name+" "+how, func(t *testing.T) {
 				h := openWith(t, testConfig(), 5)
-				empty(h, t)
+				if name == "retention" {
+					h.nowMs += 2 * time.Hour.Milliseconds()
+					h.retain(t, h.m.end)
+				} else {
+					h.deleteBefore(t, h.m.end)
+				}
 				if h.log.Start() != 10 || h.log.End() != 10 || h.log.Size() != 0 {
 					t.Fatalf("log is %d to %d, %d bytes", h.log.Start(), h.log.End(), h.log.Size())
 				}
@@ -489,181 +481,4 @@ func TestOP07_startReadsOnlyWhatIsNeeded(t *testing.T) {
 		t.Errorf("%d files open after a start", n)
 	}
 	h.check(t)
-}
-
-// Only the active segment need be open; a lack of descriptors is no failure.
-func TestLog_fewDescriptors(t *testing.T) {
-	h := openWith(t, testConfig(), 60)
-	h.reopen(t, true)
-	h.check(t)
-	h.mem.SetMaxOpen(1)
-	h.log.idle.closeAll()
-	if n := h.mem.OpenFiles(); n != 1 {
-		t.Fatalf("%d files open, only the active segment need be", n)
-	}
-	buf := make([]byte, 4096)
-	if _, err := h.log.Read(buf, h.m.start, h.m.end); !errors.Is(err, ErrTooManyFiles) {
-		t.Errorf("read: %v, want ErrTooManyFiles", err)
-	}
-	if err := h.log.Roll(); !errors.Is(err, ErrTooManyFiles) || errors.Is(err, ErrFailed) {
-		t.Errorf("roll: %v, want ErrTooManyFiles", err)
-	}
-	if err := h.log.TruncateTo(1); !errors.Is(err, ErrTooManyFiles) || errors.Is(err, ErrFailed) {
-		t.Errorf("truncate: %v, want ErrTooManyFiles", err)
-	}
-	if err := h.log.Reset(7, 9); !errors.Is(err, ErrTooManyFiles) || errors.Is(err, ErrFailed) {
-		t.Errorf("reset: %v, want ErrTooManyFiles", err)
-	}
-	h.log.SetConfig(Config{IndexIntervalBytes: h.cfg.IndexIntervalBytes}) // no roll is due
-	h.append(t, 10, record.CreateTime, h.nowMs)
-	h.mem.SetMaxOpen(0)
-	h.check(t)
-	h.reopen(t, false)
-	h.check(t)
-}
-
-// The first failed write, sync, truncation or rename is the last word.
-func TestLog_failsStop(t *testing.T) {
-	eio := syscall.EIO
-	for _, c := range []struct {
-		name string
-		ops  vfs.Op
-		path string
-		do   func(h *harness) error
-	}{
-		{"write", vfs.OpWrite, "*.log", func(h *harness) error { return h.appendErr() }},
-		{"sync", vfs.OpSync, "*.log", func(h *harness) error { return errors.Join(h.appendErr(), h.log.Sync()) }},
-		{"truncate", vfs.OpTruncate, "*.log", func(h *harness) error { return h.log.TruncateTo(2) }},
-		{"checkpoint write", vfs.OpWrite, "checkpoint", func(h *harness) error { return h.log.DeleteBefore(3) }},
-		{"checkpoint sync", vfs.OpSync, "checkpoint", func(h *harness) error { return h.log.DeleteBefore(3) }},
-		{"epochs rename", vfs.OpRename, epochsName, func(h *harness) error {
-			return errors.Join(h.log.StartEpoch(9), h.log.Checkpoint())
-		}},
-		{"directory sync", vfs.OpSyncDir, "", func(h *harness) error { return errors.Join(h.log.Roll(), h.appendErr(), h.log.Sync()) }},
-		{"remove", vfs.OpRemove, "*.log", func(h *harness) error { return h.log.DeleteBefore(h.m.end) }},
-		{"sync says the disk is full", vfs.OpSync, "*.log", func(h *harness) error {
-			return errors.Join(h.appendErr(), h.log.Sync())
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := openWith(t, testConfig(), 20)
-			err := eio
-			if strings.Contains(c.name, "full") {
-				err = syscall.ENOSPC
-			}
-			h.fault.Inject(vfs.Rule{Ops: c.ops, Path: c.path, Err: err})
-			if err := c.do(h); !errors.Is(err, ErrFailed) {
-				t.Fatalf("got %v, want ErrFailed", err)
-			}
-			writes := 0
-			h.fault.Before(vfs.OpChanges, func(vfs.Op, string) { writes++ })
-			for name, err := range map[string]error{
-				"append": h.appendErr(), "sync": h.log.Sync(), "checkpoint": h.log.Checkpoint(), "roll": h.log.Roll(),
-				"truncate": h.log.TruncateTo(h.log.Start()), "delete": h.log.DeleteBefore(h.log.End()),
-				"epoch": h.log.StartEpoch(99), "reset": h.log.Reset(0, 9), "close": h.log.Close(),
-			} {
-				if !errors.Is(err, ErrFailed) {
-					t.Errorf("%s after the failure: %v", name, err)
-				}
-			}
-			if writes > 0 {
-				t.Errorf("%d changes of the disk after it failed", writes)
-			}
-		})
-	}
-}
-
-func (h *harness) appendErr() error {
-	h.builder.Reset()
-	if err := h.builder.Add(nil, []byte("v"), nil, h.nowMs); err != nil {
-		return err
-	}
-	b, err := h.builder.Finish(record.CompressionNone, 0)
-	if err != nil {
-		return err
-	}
-	_, err = h.log.Append(&b, max(h.log.LastEpoch(), 1), record.CreateTime)
-	return err
-}
-
-// A read error is that log's trouble, and the root's only when it writes.
-func TestLog_readErrorIsNoFailure(t *testing.T) {
-	h := openWith(t, testConfig(), 30)
-	h.fault.Inject(vfs.Rule{Ops: vfs.OpRead, Path: segmentName(0, logSuffix), Err: syscall.EIO, Times: -1})
-	if _, err := h.log.Read(make([]byte, 4096), 0, 10); !errors.Is(err, syscall.EIO) || errors.Is(err, ErrFailed) {
-		t.Errorf("read: %v", err)
-	}
-	if _, err := readAll(h.log, h.m.end-2, h.m.end); err != nil {
-		t.Errorf("read of another segment: %v", err)
-	}
-	h.append(t, 10, record.CreateTime, h.nowMs)
-}
-
-func TestLog_appendTimeNeverGoesBack(t *testing.T) {
-	h := openWith(t, testConfig(), 3)
-	late := h.nowMs
-	for _, clean := range []bool{true, false} {
-		h.nowMs = late - 5000
-		h.append(t, 10, record.LogAppendTime, 1)
-		h.deleteBefore(t, h.m.end) // also when no batch is left to tell
-		h.reopen(t, clean)
-		h.append(t, 10, record.LogAppendTime, 1)
-		if got := h.m.batches[len(h.m.batches)-1].appendTime; got != late {
-			t.Errorf("append time %d, want %d", got, late)
-		}
-	}
-	h.check(t)
-}
-
-func TestLog_badFramesAreRefused(t *testing.T) {
-	h := openWith(t, testConfig(), 3)
-	b := h.batch(t, 50, h.nowMs, h.nowMs)
-	good := bytes.Clone(b.Seal(h.m.end, 1, h.nowMs, record.CreateTime))
-	flip := func(at int) []byte {
-		bad := bytes.Clone(good)
-		bad[at] ^= 1
-		return bad
-	}
-	for name, frames := range map[string][]byte{
-		"payload": flip(len(good) - 1), "header": flip(30), "cut": good[:len(good)-1],
-		"below the end": bytes.Clone(b.Seal(h.m.end-1, 1, h.nowMs, record.CreateTime)),
-		"older epoch":   bytes.Clone(b.Seal(h.m.end, 0, h.nowMs, record.CreateTime)),
-		"second bad":    append(bytes.Clone(good), flip(len(good)-1)...),
-	} {
-		if end, err := h.log.AppendFrames(frames); !errors.Is(err, ErrBadFrames) || end != h.m.end {
-			t.Errorf("%s: end %d, %v", name, end, err)
-		}
-	}
-	h.check(t)
-}
-
-func TestLog_staleEpochIsRefused(t *testing.T) {
-	h := openWith(t, testConfig(), 1)
-	must(t, h.log.StartEpoch(5))
-	must(t, h.log.StartEpoch(5))
-	b := h.batch(t, 10, 1)
-	_, err := h.log.Append(&b, 4, record.CreateTime)
-	if !errors.Is(err, ErrStaleEpoch) || !errors.Is(h.log.StartEpoch(4), ErrStaleEpoch) {
-		t.Errorf("append in an old epoch: %v", err)
-	}
-	h.check(t)
-}
-
-// An empty leadership must not survive a truncation at the end, or beyond it.
-func TestTruncateTo_dropsEmptyLeaderships(t *testing.T) {
-	h := openWith(t, testConfig(), 2)
-	must(t, h.log.StartEpoch(7))
-	if e, end := h.log.EpochEnd(7); e != 7 || end != h.m.end {
-		t.Fatalf("epoch 7 ends at (%d, %d)", e, end)
-	}
-	for _, o := range []record.Offset{h.m.end, h.m.end + 5} {
-		must(t, h.log.TruncateTo(o))
-		if e := h.log.LastEpoch(); e != 1 {
-			t.Errorf("truncate to %d left epoch %d", o, e)
-		}
-	}
-	h.reopen(t, false)
-	if diff := cmp.Diff(epochList{{1, 0}}, *h.log.epochs.Load(), cmp.AllowUnexported(epochStart{})); diff != "" {
-		t.Error(diff)
-	}
 }

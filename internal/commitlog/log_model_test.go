@@ -36,9 +36,10 @@ type model struct {
 	epoch      record.Epoch
 }
 
-func (m model) clone() model {
-	m.batches = slices.Clone(m.batches)
-	return m
+func (m *model) clone() model {
+	c := *m
+	c.batches = slices.Clone(m.batches)
+	return c
 }
 
 func (m *model) append(b modelBatch) {
@@ -400,7 +401,7 @@ func checkIndexes(l *Log, interval int) error {
 		}
 		_, got, whole, err := parseIndex(b, s.base)
 		if err != nil || !whole {
-			return fmt.Errorf("%s: %v, whole %v", s.index.file.path, err, whole)
+			return fmt.Errorf("%s: whole %v: %w", s.index.file.path, whole, errors.Join(err, errBadIndex))
 		}
 		f, err := vfs.ReadFile(l.fs, s.file.path)
 		if err != nil {

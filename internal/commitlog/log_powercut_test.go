@@ -223,11 +223,11 @@ func (p *powerCut) judge(l *Log) (model, error) {
 		case !bytes.Equal(got, want.from(l.Start(), l.End())):
 			errs = append(errs, fmt.Errorf("log [%d,%d) has other bytes than were appended", l.Start(), l.End()))
 		default:
-			if err := compare(l, &want); err == nil {
+			err := compare(l, &want)
+			if err == nil {
 				return want, nil
-			} else {
-				errs = append(errs, err)
 			}
+			errs = append(errs, err)
 		}
 	}
 	return model{}, fmt.Errorf("matches neither state: %v", errs)

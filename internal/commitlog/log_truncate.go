@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -196,8 +197,7 @@ func (l *Log) lower(end record.Offset) error {
 // unlink removes segments that the view has no more, newest first, so that a
 // crash leaves no hole. It does not sync the directory.
 func (l *Log) unlink(segments []*segment) error {
-	for i := len(segments) - 1; i >= 0; i-- {
-		s := segments[i]
+	for _, s := range slices.Backward(segments) {
 		s.retire()
 		for _, path := range []string{s.index.file.path, s.file.path} {
 			if err := l.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

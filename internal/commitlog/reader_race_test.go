@@ -59,6 +59,7 @@ func TestRead_whileTheLogChanges(t *testing.T) {
 
 // readOn reads once at from, and returns where to go on.
 func readOn(t *testing.T, l *Log, buf []byte, from record.Offset, reader int) record.Offset {
+	t.Helper()
 	n, err := l.Read(buf, from, l.End())
 	if e, ok := errors.AsType[*RangeError](err); ok {
 		if reader == 0 {
