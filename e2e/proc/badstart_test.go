@@ -49,10 +49,10 @@ func TestBadStart_occupiedPort(t *testing.T) {
 	n := dev(t, Dev{})
 	for name, args := range map[string][]string{
 		"client": {"--listen", n.Client},
-		"admin":  {"--set", adminOption + "=" + n.Admin},
+		"admin":  {"--admin", n.Admin},
 	} {
 		t.Run(name, func(t *testing.T) {
-			says(t, refused(t, Dev{Data: t.TempDir(), Args: args}), args[1][strings.IndexByte(args[1], '=')+1:], "in use")
+			says(t, refused(t, Dev{Data: t.TempDir(), Args: args}), args[1], "in use", args[0])
 		})
 	}
 }

@@ -102,6 +102,9 @@ func (n *Node) stop(t *testing.T) {
 	}
 }
 
+// produced is what `produce --format json` counts.
+type produced struct{ Acknowledged, Failed, Unknown int }
+
 func must[T any](t *testing.T) func(T, error) T {
 	t.Helper()
 	return func(v T, err error) T {

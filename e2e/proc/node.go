@@ -74,14 +74,12 @@ func (n *Node) Ready(ctx context.Context) error {
 
 // LaunchDev starts a node on free ports and does not wait.
 func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
-	ports, err := Ports(ctx, 6)
+	ports, err := Ports(ctx, 2)
 	if err != nil {
 		return nil, err
 	}
 	at := func(i int) string { return "127.0.0.1:" + ports[i] }
-	args := append([]string{
-		"dev", "--data", d.Data, "--listen", at(0),
-	}, d.Args...)
+	args := append([]string{"dev", "--data", d.Data, "--listen", at(0), "--admin", at(1)}, d.Args...)
 	start := func() (*Process, error) { return b.Start(d.Env, d.Log, args...) }
 	p, err := start()
 	if err != nil {
@@ -89,6 +87,3 @@ func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
 	}
 	return &Node{Process: p, Data: d.Data, Client: at(0), Admin: at(1), again: start}, nil
 }
-
-// adminOption is the option of `dev` that moves the admin port.
-const adminOption = "broker.listen.admin"

@@ -231,7 +231,7 @@ func TestProduceCommandThroughKill9(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	var count struct{ Acknowledged, Failed, Unknown int }
+	var count produced
 	if err := json.Unmarshal([]byte(result.Stdout), &count); err != nil {
 		t.Fatalf("produce: %v in %q\n%s", err, result.Stdout, result.Stderr)
 	}
