@@ -52,12 +52,18 @@ func (b *bulk) leave(free int64) {
 	rootMust(b.t, err, b.f.Truncate(size+now-free))
 }
 
+// pass lets time pass, and what is due by then happen.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 func TestRoot_diskMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := vfs.NewMem()
 		m.SetCapacity(mib)
 		r, stop := running(t, m, rootOptions(withMarks))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		b := newBulk(t, m)
 		steps := []struct {
 			free       int64
@@ -77,7 +83,7 @@ func TestRoot_diskMarks(t *testing.T) {
 		}
 		for _, s := range steps {
 			b.leave(s.free)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			got := r.Disk()
 			if got.Soft != s.soft || got.Hard != s.hard || got.Free != s.free || got.Total != mib || got.ReserveBytes != 64*kib {
 				t.Errorf("%d bytes free: %+v, want soft %v and hard %v", s.free, got, s.soft, s.hard)
@@ -124,14 +130,14 @@ func TestRoot_diskThatCannotBeMeasured(t *testing.T) {
 		fault := vfs.NewFault(m)
 		r, stop := running(t, fault, rootOptions(withMarks))
 		newBulk(t, m).leave(20 * kib)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		fault.Inject(vfs.Rule{Ops: vfs.OpFree, Err: errDisk, Times: -1})
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); !d.Soft || d.Hard || !errors.Is(d.Err, errDisk) {
 			t.Errorf("%+v, want the last known and the error", d)
 		}
 		fault.Clear()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); d.Err != nil {
 			t.Errorf("still %v", d.Err)
 		}
@@ -157,7 +163,7 @@ func TestRoot_fullDiskAndBack(t *testing.T) {
 			mustAppend(t, log, v)
 			want = append(want, v)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if !r.Disk().Ballast {
 			t.Fatal("no ballast")
 		}
@@ -181,15 +187,20 @@ func TestRoot_fullDiskAndBack(t *testing.T) {
 		if _, _, err := r.OpenPartition(topicB, "topic-b", 0, commitlog.Config{}, true); !errors.Is(err, commitlog.ErrStorageFull) {
 			t.Errorf("a new partition below the hard mark: %v, want ErrStorageFull", err)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		b.leave(0)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); !d.Hard || d.Ballast {
 			t.Errorf("a minute later: %+v, want hard", d)
 		}
+		b.leave(40 * kib)
+		pass(time.Second)
+		if d := r.Disk(); !d.Hard || d.Ballast {
+			t.Errorf("with room, but not enough for a ballast: %+v, want hard", d)
+		}
 
 		b.leave(500 * kib)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); d.Soft || d.Hard || !d.Ballast {
 			t.Errorf("with room again: %+v", d)
 		}
@@ -215,12 +226,27 @@ func TestRoot_fullDiskAndBack(t *testing.T) {
 	})
 }
 
+// On a file system that copies on write even a truncation takes room.
+func TestRoot_ballastServesTruncation(t *testing.T) {
+	m := vfs.NewMem()
+	fault := vfs.NewFault(m)
+	r := openRoot(t, fault, rootOptions())
+	log, _ := openPartition(t, r, topicA, 0, true)
+	mustAppend(t, log, "a", "b")
+	rootMust(t, vfs.WriteFileAtomic(m, rootDir+"/runnel.ballast", []byte("a little room")))
+	fault.Inject(vfs.Rule{Ops: vfs.OpTruncate, Path: "*.log", Err: syscall.ENOSPC})
+	rootMust(t, log.TruncateTo(1))
+	if got := mustRead(t, log); !slices.Equal(got, []string{"a"}) || exists(t, m, rootDir+"/runnel.ballast") {
+		t.Errorf("records %q; the ballast is spent: %v", got, !exists(t, m, rootDir+"/runnel.ballast"))
+	}
+}
+
 func TestRoot_ballastOutlivesARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := vfs.NewMem()
 		m.SetCapacity(mib)
 		r, stop := running(t, m, rootOptions(withMarks))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		rootMust(t, stop())
 		closeRoot(t, r, 1)
 		b := newBulk(t, m)
@@ -246,19 +272,19 @@ func TestRoot_ballastIsNeverMadeAtACost(t *testing.T) {
 		b.leave(66 * kib)
 		fault := vfs.NewFault(m)
 		r, stop := running(t, fault, rootOptions(withMarks))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); d.Ballast || d.Soft {
 			t.Errorf("%+v, want no ballast: it would take the disk below its mark", d)
 		}
 		// A quota may say no where the disk says yes.
 		fault.Inject(vfs.Rule{Ops: vfs.OpWrite, Path: "runnel.ballast", Err: syscall.ENOSPC, Partial: true, Times: -1})
 		b.leave(500 * kib)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); d.Ballast || d.Free < 500*kib || r.Failure().Err() != nil {
 			t.Errorf("%+v, failed of %v; want no ballast and nothing left of it", d, r.Failure().Err())
 		}
 		fault.Clear()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if d := r.Disk(); !d.Ballast {
 			t.Errorf("%+v, want a ballast", d)
 		}
@@ -273,7 +299,7 @@ func TestRoot_ballastThatCannotBeWrittenFailsTheRoot(t *testing.T) {
 		fault := vfs.NewFault(m)
 		fault.Inject(vfs.Rule{Ops: vfs.OpSync, Path: "runnel.ballast", Err: errDisk})
 		_, stop := running(t, fault, rootOptions(withMarks))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if err := stop(); !errors.Is(err, errDisk) || !errors.Is(err, commitlog.ErrFailed) {
 			t.Errorf("Run: %v, want ErrFailed", err)
 		}

@@ -97,6 +97,27 @@ func TestOpenRoot_takesADirectoryThatIsAsGoodAsEmpty(t *testing.T) {
 	}
 }
 
+// Between the first look and the lock another process may have been there.
+func TestOpenRoot_looksAgainUnderTheLock(t *testing.T) {
+	m := vfs.NewMem()
+	fault := vfs.NewFault(m)
+	fault.Before(vfs.OpLock, func(vfs.Op, string) { rootMust(t, vfs.WriteFileAtomic(m, rootDir+"/photo.jpg", nil)) })
+	if _, err := commitlog.OpenRoot(fault, rootDir, rootOptions()); !errors.Is(err, commitlog.ErrForeign) {
+		t.Errorf("full by then: %v, want ErrForeign", err)
+	}
+	m = vfs.NewMem()
+	fault = vfs.NewFault(m)
+	var id commitlog.Identity
+	fault.Before(vfs.OpLock, func(vfs.Op, string) {
+		r := openRoot(t, m, rootOptions())
+		id = r.ID()
+		closeRoot(t, r, 1)
+	})
+	if r := openRoot(t, fault, rootOptions()); r.ID() != id || r.Start().Fresh {
+		t.Errorf("a root by then: %+v, want %+v", r.ID(), id)
+	}
+}
+
 func TestOpenRoot_namesADamagedIdentity(t *testing.T) {
 	m := vfs.NewMem()
 	closeRoot(t, openRoot(t, m, rootOptions()), 1)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/uuid"
@@ -146,6 +147,39 @@ func TestRoot_Close_marker(t *testing.T) {
 		r = openRoot(t, m, rootOptions())
 		if s := r.Start(); s.Trusted() || !strings.Contains(s.Why, errDisk.Error()) {
 			t.Errorf("start %+v, want one that trusts nothing and says what failed", s)
+		}
+	})
+	t.Run("is not written when a log could not be closed for lack of room", func(t *testing.T) {
+		m := vfs.NewMem()
+		fault := vfs.NewFault(m)
+		r := openRoot(t, fault, rootOptions())
+		openPartition(t, r, topicA, 0, true)
+		log, _ := openPartition(t, r, topicB, 0, true)
+		mustAppend(t, log, "a")
+		fault.Inject(vfs.Rule{Ops: vfs.OpCreate, Path: "leader-epochs*", Err: syscall.ENOSPC})
+		if err := r.Close(7); !errors.Is(err, syscall.ENOSPC) || errors.Is(err, commitlog.ErrFailed) {
+			t.Errorf("Close: %v, want ENOSPC alone", err)
+		}
+		if s := openRoot(t, m, rootOptions()).Start(); s.Clean || !s.SameBoot {
+			t.Errorf("start %+v, want one of the same boot", s)
+		}
+	})
+	t.Run("does not speak for a log that could not be closed before", func(t *testing.T) {
+		m := vfs.NewMem()
+		fault := vfs.NewFault(m)
+		r := openRoot(t, fault, rootOptions())
+		openPartition(t, r, topicA, 0, true)
+		log, _ := openPartition(t, r, topicB, 0, true)
+		mustAppend(t, log, "a")
+		fault.Inject(vfs.Rule{Ops: vfs.OpCreate, Path: "leader-epochs*", Err: syscall.ENOSPC})
+		b := commitlog.PartitionID{Topic: topicB}
+		if err := r.ClosePartition(b); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("ClosePartition: %v, want ENOSPC", err)
+		}
+		closeRoot(t, r, 7)
+		r = openRoot(t, m, rootOptions())
+		if s := r.StartOf(b); !r.Start().Clean || s.Clean || !s.SameBoot {
+			t.Errorf("start %+v, of the log %+v", r.Start(), s)
 		}
 	})
 	t.Run("is written once", func(t *testing.T) {

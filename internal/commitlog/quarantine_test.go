@@ -195,6 +195,20 @@ func TestRoot_RemoveTopic(t *testing.T) {
 	}
 }
 
+// A removal that was cut off is no obstacle to the next one.
+func TestRoot_RemoveTopic_overALeftover(t *testing.T) {
+	m := vfs.NewMem()
+	leftover := rootDir + "/" + topicA.String() + ".removed"
+	closeRoot(t, openRoot(t, m, rootOptions()), 1)
+	rootMust(t, m.MkdirAll(leftover), vfs.WriteFileAtomic(m, leftover+"/file", nil))
+	r := openRoot(t, m, rootOptions())
+	openPartition(t, r, topicA, 0, true)
+	rootMust(t, r.RemoveTopic(topicA))
+	if exists(t, m, leftover) || exists(t, m, rootDir+"/"+topicA.String()) {
+		t.Error("something is left")
+	}
+}
+
 // A deletion is whole or not at all, wherever it is cut off, and can be made
 // again.
 func TestRoot_RemoveTopic_powerCuts(t *testing.T) {

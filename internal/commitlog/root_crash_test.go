@@ -42,7 +42,8 @@ func (l *life) live(fsys vfs.FS) error {
 
 func (l *life) start(fsys vfs.FS, start int64) (err error) {
 	l.closed = false
-	r, err := commitlog.OpenRoot(fsys, rootDir, rootOptions())
+	// One at a time, so that the nth call is the same in every run.
+	r, err := commitlog.OpenRoot(fsys, rootDir, rootOptions(func(o *commitlog.RootOptions) { o.Parallel = 1 }))
 	if err != nil {
 		return err
 	}

@@ -118,11 +118,6 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 		}
 		return nil, Recovery{}, err
 	}
-	if made {
-		if err := r.failure.Check(vfs.MkdirAllSynced(r.fs, dir)); err != nil {
-			return nil, Recovery{}, err
-		}
-	}
 	log, rec, err := r.openLog(id, dir, cfg, made)
 	if err != nil {
 		if !vfs.IsTransient(err) && !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) &&

@@ -40,29 +40,25 @@ func TestRoot_Run_flushesEachLogInItsTime(t *testing.T) {
 		rootMust(t, err)
 		quick, _, err := r.OpenPartition(topicB, "b", 0, commitlog.Config{FlushInterval: 200 * time.Millisecond}, true)
 		rootMust(t, err)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		mustAppend(t, slow, "a")
 		mustAppend(t, quick, "b")
 		if slow.Durable() != 0 || quick.Durable() != 0 {
 			t.Error("durable at once")
 		}
-		time.Sleep(300 * time.Millisecond)
-		synctest.Wait()
+		pass(300 * time.Millisecond)
 		if slow.Durable() != 0 || quick.Durable() != 1 {
 			t.Errorf("after 0.3 s %d and %d are durable, want 0 and 1", slow.Durable(), quick.Durable())
 		}
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
+		pass(10 * time.Second)
 		if slow.Durable() != 1 {
 			t.Error("after 10 s the slow one is not durable")
 		}
 		// A change of the interval is heard of.
 		slow.SetConfig(commitlog.Config{FlushInterval: 100 * time.Millisecond})
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		mustAppend(t, slow, "a")
-		time.Sleep(200 * time.Millisecond)
-		synctest.Wait()
+		pass(200 * time.Millisecond)
 		if slow.Durable() != 2 {
 			t.Error("the new interval is not kept")
 		}
@@ -77,8 +73,7 @@ func TestRoot_Run_checkpoints(t *testing.T) {
 		log, _ := openPartition(t, r, topicA, 0, true)
 		mustAppend(t, log, "a", "b")
 		log.SetHighWatermark(2)
-		time.Sleep(3500 * time.Millisecond)
-		synctest.Wait()
+		pass(3500 * time.Millisecond)
 		_, rec := openPartition(t, openRoot(t, powerCut(m, 1, 0), rootOptions()), topicA, 0, false)
 		if rec.HighWatermark != 2 || rec.RecoveryPoint != 2 {
 			t.Errorf("recovered %+v, want both marks at 2", rec)
@@ -107,8 +102,7 @@ func TestRoot_Run_isNotHeldUp(t *testing.T) {
 		synctest.Wait()
 		mustAppend(t, log, "b")
 		log.SetHighWatermark(1)
-		time.Sleep(11 * time.Second)
-		synctest.Wait()
+		pass(11 * time.Second)
 		_, rec := openPartition(t, openRoot(t, powerCut(m, 1, 0), rootOptions()), topicB, 0, false)
 		if log.Durable() != 1 || rec.HighWatermark != 1 {
 			t.Errorf("durable to %d, checkpoint %+v, while another log is being opened", log.Durable(), rec)
@@ -186,8 +180,7 @@ func TestRoot_Run_sweepsLeftovers(t *testing.T) {
 			t.Fatal("the power cut left nothing")
 		}
 		r, stop := running(t, cut, rootOptions())
-		time.Sleep(time.Second)
-		synctest.Wait()
+		pass(time.Second)
 		if exists(t, cut, leftover) || exists(t, powerCut(cut, 1, 0), leftover) {
 			t.Error("the leftover is there still")
 		}
@@ -210,12 +203,11 @@ func TestRoot_Run_passesOnWhatItGotOver(t *testing.T) {
 		rootMust(t, log.StartEpoch(4))
 		fault.Inject(vfs.Rule{Ops: vfs.OpCreate, Err: syscall.EMFILE, Times: 1})
 		mustAppend4(t, log)
-		time.Sleep(6 * time.Second)
-		synctest.Wait()
+		pass(6 * time.Second)
 		if len(warnings) != 1 || !errors.Is(warnings[0], syscall.EMFILE) || !strings.Contains(warnings[0].Error(), topicA.String()+"/0") {
 			t.Errorf("warnings %v, want one that names the partition", warnings)
 		}
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		rootMust(t, stop())
 		if r.Failure().Err() != nil || len(warnings) != 1 {
 			t.Errorf("failed of %v, warnings %v", r.Failure().Err(), warnings)

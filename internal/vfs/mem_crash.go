@@ -73,51 +73,53 @@ func (op *dirOp) apply(of func(*node) map[string]*node) {
 // across two needs both synced, and what came after it in either waits for it,
 // so that the order within a directory stays.
 func (m *Mem) syncEntries(dir *node) {
-	waiting := map[*node]bool{}
-	gone := map[*node]bool{}
-	left := m.pending[:0]
 	for _, op := range m.pending {
 		op.dirSynced = op.dirSynced || op.dir == dir
 		op.toSynced = op.toSynced || op.to == dir
-		if !op.durable() || waiting[op.dir] || waiting[op.to] {
-			waiting[op.dir] = true
-			if op.to != nil {
-				waiting[op.to] = true
-			}
-			left = append(left, op)
+	}
+	m.forgetGone()
+	waiting := map[*node]bool{}
+	left := m.pending[:0]
+	for _, op := range m.pending {
+		if op.durable() && !waiting[op.dir] && !waiting[op.to] {
+			op.apply(func(n *node) map[string]*node { return n.durable })
 			continue
 		}
-		op.apply(func(n *node) map[string]*node { return n.durable })
-		if op.kind == opUnlink && op.node.isDir {
-			gone[op.node] = true
+		waiting[op.dir] = true
+		if op.to != nil {
+			waiting[op.to] = true
 		}
+		left = append(left, op)
 	}
 	clear(m.pending[len(left):])
 	m.pending = left
-	if len(gone) > 0 {
-		m.forget(gone)
-	}
 }
 
-// forget drops what was pending in directories that are durably gone: nobody
-// will sync them again, and nobody can tell.
-func (m *Mem) forget(gone map[*node]bool) {
+// forgetGone drops what is pending in directories that are durably removed:
+// nobody can sync them any more, and nobody can tell. A rename out of one no
+// longer waits for it.
+func (m *Mem) forgetGone() {
+	gone := map[*node]bool{}
 	for grew := true; grew; {
 		grew = false
 		for _, op := range m.pending {
-			if op.kind == opUnlink && op.node.isDir && gone[op.dir] && !gone[op.node] {
+			removed := op.kind == opUnlink && op.node.isDir && (op.durable() || gone[op.dir])
+			if removed && !gone[op.node] {
 				gone[op.node] = true
 				grew = true
 			}
 		}
 	}
+	if len(gone) == 0 {
+		return
+	}
 	m.pending = slices.DeleteFunc(m.pending, func(op *dirOp) bool {
-		if op.kind == opRename {
-			op.dirSynced = op.dirSynced || gone[op.dir]
-			op.toSynced = op.toSynced || gone[op.to]
-			return gone[op.dir] && gone[op.to]
+		if op.kind != opRename {
+			return gone[op.dir]
 		}
-		return gone[op.dir]
+		op.dirSynced = op.dirSynced || gone[op.dir]
+		op.toSynced = op.toSynced || gone[op.to]
+		return gone[op.dir] && gone[op.to]
 	})
 }
 

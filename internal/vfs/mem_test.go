@@ -163,6 +163,11 @@ func TestCrashClone_outcomes(t *testing.T) {
 			t.Helper()
 			must(t, m.MkdirAll("/d"), create(t, m, "/d/f", "a").Sync(), m.SyncDir("/d"))
 		}, setOf("", "/d/ /d/f=a1")},
+		"a file is in one place, also in a directory that may vanish": {some, func(t *testing.T, m *vfs.Mem) {
+			t.Helper()
+			must(t, m.MkdirAll("/d"), create(t, m, "/d/f", "a").Sync(), m.SyncDir("/d"))
+			must(t, m.Rename("/d/f", "/d/g"), m.Rename("/d/g", "/h"))
+		}, setOf("", "/h=a1", "/d/ /d/f=a1", "/d/ /d/g=a1", "/d/ /h=a1")},
 		"a rename across directories needs both synced": {some, func(t *testing.T, m *vfs.Mem) {
 			t.Helper()
 			must(t, m.MkdirAll("/d"), m.MkdirAll("/e"), m.SyncDir("/"), create(t, m, "/d/f", "a").Sync(), m.SyncDir("/d"))
@@ -190,6 +195,12 @@ func TestCrashClone_outcomes(t *testing.T) {
 			must(t, f.Sync(), m.SyncDir("/"))
 			write(t, f, 0, rep("b", 1024))
 		}, setOf("/f=a1024", "/f=b1024", "/f=a512b512", "/f=b512a512")},
+		"a write over the end, kept but for the size": {torn, func(t *testing.T, m *vfs.Mem) {
+			t.Helper()
+			f := create(t, m, "/f", rep("a", 10))
+			must(t, f.Sync(), m.SyncDir("/"))
+			write(t, f, 0, rep("b", 600))
+		}, setOf("/f=a10", "/f=b10", "/f=b512", "/f=b600", "/f=a100590", "/f=b512088", "/f=a100502b88")},
 		"an append: lost, short, whole, or zeros": {torn, func(t *testing.T, m *vfs.Mem) {
 			t.Helper()
 			f := create(t, m, "/f", "a")
@@ -322,6 +333,22 @@ func TestMem_killEndsTheProcessOnly(t *testing.T) {
 	}
 	if got := tree(m.CrashClone(rand.New(rand.NewPCG(1, 1)), vfs.CrashOptions{})); got != "" {
 		t.Errorf("a later power cut finds %s", got)
+	}
+}
+
+// What was pending in directories that are gone is forgotten, and what left
+// them in time is not.
+func TestMem_forgetsWhatIsGone(t *testing.T) {
+	m := vfs.NewMem()
+	for i := range 50 {
+		must(t, m.MkdirAll("/d/e"), create(t, m, "/d/e/f", "a").Sync(), create(t, m, "/d/g", "b").Sync())
+		must(t, m.Rename("/d/g", fmt.Sprintf("/g%d", i)), m.RemoveAll("/d"), m.SyncDir("/"))
+	}
+	if n := m.PendingChanges(); n != 0 {
+		t.Errorf("%d changes are pending", n)
+	}
+	if got := strings.Fields(tree(m.CrashClone(rand.New(rand.NewPCG(1, 1)), vfs.CrashOptions{}))); len(got) != 50 {
+		t.Errorf("%d files, want 50: %v", len(got), got)
 	}
 }
 
