@@ -1,0 +1,605 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/config"
+	"github.com/runnelmq/runnel/internal/rpcerr"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// network is a net of listeners in memory.
+type network struct {
+	// mu guards the fields below
+	mu sync.Mutex
+
+	listeners map[string]*bufconn.Listener
+}
+
+// named is a listener that says the address it was asked for.
+type named struct {
+	*bufconn.Listener
+
+	addr string
+}
+
+func (n named) Addr() net.Addr { return memAddr(n.addr) }
+
+type memAddr string
+
+func (memAddr) Network() string  { return "mem" }
+func (a memAddr) String() string { return string(a) }
+
+func (n *network) listen(_ context.Context, addr string) (net.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.listeners[addr] != nil {
+		return nil, syscall.EADDRINUSE
+	}
+	l := bufconn.Listen(1 << 20)
+	n.listeners[addr] = l
+	return named{l, addr}, nil
+}
+
+func (n *network) dial(ctx context.Context, addr string) (net.Conn, error) {
+	n.mu.Lock()
+	l := n.listeners[addr]
+	n.mu.Unlock()
+	if l == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	return l.DialContext(ctx)
+}
+
+func (n *network) close(addr string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.listeners, addr)
+}
+
+const (
+	clientAddr     = "127.0.0.1:7420"
+	internalAddr   = "127.0.0.1:7421"
+	controllerAddr = "127.0.0.1:7422"
+)
+
+// town is a controller, and a disk on which brokers come and go.
+type town struct {
+	t          *testing.T
+	net        *network
+	disk       *vfs.Mem
+	fault      *vfs.Fault
+	controller *metadatatest.Controller
+	server     *grpc.Server
+	wg         sync.WaitGroup
+	stop       context.CancelFunc
+	conn       *grpc.ClientConn
+}
+
+func newTown(t *testing.T) *town {
+	t.Helper()
+	w := &town{t: t, net: &network{listeners: map[string]*bufconn.Listener{}}, disk: vfs.NewMem(), controller: metadatatest.New()}
+	w.fault = vfs.NewFault(w.disk)
+	w.server = grpc.NewServer(grpc.WaitForHandlers(true))
+	controllerv1.RegisterControllerServiceServer(w.server, w.controller)
+	lis, err := w.net.listen(t.Context(), controllerAddr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	w.stop = cancel
+	w.wg.Go(func() { _ = w.server.Serve(lis) })
+	w.wg.Go(func() { _ = w.controller.Serve(ctx) })
+	conn, err := grpc.NewClient("passthrough:///"+clientAddr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.net.dial))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.conn = conn
+	return w
+}
+
+func (w *town) close() {
+	_ = w.conn.Close()
+	w.stop()
+	w.server.Stop()
+	w.controller.Wait()
+	w.wg.Wait()
+}
+
+func testConfig() Config {
+	c := DefaultConfig()
+	c.ID, c.DataDir, c.Listen.Admin = 1, "data", ""
+	c.Streams.GoawayGrace = config.Duration(time.Second)
+	return c
+}
+
+// running is a broker that runs.
+type running struct {
+	*Broker
+
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+func (w *town) start(cfg Config) *running {
+	w.t.Helper()
+	b, err := New(cfg, Deps{FS: w.fault, Listen: w.net.listen, Dial: w.net.dial, Log: zerolog.Nop(), Version: "test"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	r := &running{Broker: b, cancel: cancel, done: make(chan struct{})}
+	w.wg.Go(func() {
+		defer close(r.done)
+		r.err = b.Run(ctx)
+		w.net.close(cfg.Listen.Client)
+		w.net.close(cfg.Listen.Internal)
+	})
+	return r
+}
+
+func (w *town) started(cfg Config) *running {
+	w.t.Helper()
+	r := w.start(cfg)
+	select {
+	case <-r.Ready():
+	case <-r.done:
+		w.t.Fatalf("ended: %v", r.err)
+	case <-time.NewTimer(time.Minute).C:
+		w.t.Fatal("not ready after a minute")
+	}
+	return r
+}
+
+func (r *running) end(t *testing.T) {
+	t.Helper()
+	r.cancel()
+	<-r.done
+	if r.err != nil {
+		t.Errorf("Run = %v", r.err)
+	}
+}
+
+func (w *town) admin() runnelv1.AdminServiceClient { return runnelv1.NewAdminServiceClient(w.conn) }
+
+func (w *town) create(name string, partitions int32, configs map[string]string) string {
+	w.t.Helper()
+	resp, err := w.admin().CreateTopics(w.t.Context(), &runnelv1.CreateTopicsRequest{Topics: []*runnelv1.NewTopic{{Name: name, Partitions: &partitions, Configs: configs}}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp.GetResults()[0].GetTopicId()
+}
+
+func (w *town) produce(topic, value string) (int64, error) {
+	resp, err := runnelv1.NewLogServiceClient(w.conn).Append(w.t.Context(), &runnelv1.AppendRequest{Request: &runnelv1.ProduceRequest{
+		Topic: topic, Partition: new(int32), TextRecords: []*runnelv1.ProduceTextRecord{{Value: &value}},
+	}})
+	for _, r := range resp.GetResponse().GetResults() {
+		if r.GetError() != nil {
+			err = rpcerr.ItemStatus(r.GetError()).Err()
+		}
+	}
+	return resp.GetResponse().GetBaseOffset(), err
+}
+
+// read returns the values of partition 0, and ends.
+func (w *town) read(topic string) ([]string, error) {
+	stream, err := runnelv1.NewLogServiceClient(w.conn).Read(w.t.Context(), &runnelv1.ReadRequest{Request: &runnelv1.FetchRequest{
+		Options:    &runnelv1.FetchOptions{Format: runnelv1.FetchFormat_FETCH_FORMAT_TEXT},
+		Partitions: []*runnelv1.FetchPartition{{Topic: topic}},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		for _, r := range m.GetResponse().GetTextRecords() {
+			out = append(out, r.GetValue())
+		}
+	}
+}
+
+func TestFromBirthToDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		health := healthpb.NewHealthClient(w.conn)
+		b := w.started(testConfig())
+		if a := b.Addrs(); a.Client != clientAddr || a.Internal != internalAddr || a.Admin != "" {
+			t.Errorf("bound to %+v", a)
+		}
+		if r, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "runnel.v1.LogService"}); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("health: %v, %v", r, err)
+		}
+		w.create("orders", 1, nil)
+		for i := range 10 {
+			if off, err := w.produce("orders", fmt.Sprint(i)); err != nil || off != int64(i) {
+				t.Fatalf("produce: %d, %v", off, err)
+			}
+		}
+		want := []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"}
+		if got, err := w.read("orders"); err != nil || !slices.Equal(got, want) {
+			t.Errorf("read %v, %v", got, err)
+		}
+		start := time.Now()
+		b.end(t)
+		if took := time.Since(start); took > 200*time.Millisecond {
+			t.Errorf("an idle broker took %v to end", took)
+		}
+		h := w.controller.Heard()
+		if h.Leaving != 1 || h.Ended != 1 {
+			t.Errorf("left with %d hand-overs and %d orderly ends of the session", h.Leaving, h.Ended)
+		}
+		if _, err := w.disk.Stat("data/runnel.clean"); err != nil {
+			t.Errorf("no clean marker: %v", err)
+		}
+		// Again, from the same disk.
+		b = w.started(testConfig())
+		defer b.end(t)
+		if off, err := w.produce("orders", "10"); err != nil || off != 10 {
+			t.Errorf("goes on at %d, %v", off, err)
+		}
+		if got, err := w.read("orders"); err != nil || !slices.Equal(got, append(want, "10")) {
+			t.Errorf("read %v, %v", got, err)
+		}
+		if h := w.controller.Heard(); len(h.Reports) != 1 || h.Reports[0].GetShape() != controllerv1.ReplicaShape_REPLICA_SHAPE_INTACT || h.Reports[0].GetLogEndOffset() != 10 {
+			t.Errorf("reported %v", h.Reports)
+		}
+	})
+}
+
+// With every controller gone records flow on, and only admin writes wait.
+func TestWithoutControllers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		b := w.started(testConfig())
+		w.create("orders", 1, nil)
+		w.controller.Set(metadatatest.Refuse(status.Error(codes.Unavailable, "down")))
+		w.controller.Break(status.Error(codes.Unavailable, "down"))
+		time.Sleep(time.Minute)
+		if off, err := w.produce("orders", "x"); err != nil || off != 0 {
+			t.Errorf("produce: %d, %v", off, err)
+		}
+		if got, err := w.read("orders"); err != nil || len(got) != 1 {
+			t.Errorf("read %v, %v", got, err)
+		}
+		_, err := w.admin().CreateTopics(t.Context(), &runnelv1.CreateTopicsRequest{Topics: []*runnelv1.NewTopic{{Name: "other"}}})
+		if status.Code(err) != codes.Unavailable || rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE {
+			t.Errorf("create: %v", err)
+		}
+		start := time.Now()
+		_, err = w.produce("unknown", "x")
+		if status.Code(err) != codes.Unavailable || rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA || time.Since(start) > 600*time.Millisecond {
+			t.Errorf("an unknown topic: %v after %v", err, time.Since(start))
+		}
+		health, err := w.admin().CheckHealth(t.Context(), &runnelv1.CheckHealthRequest{})
+		if err != nil || health.GetHealthy() || !slices.ContainsFunc(health.GetFindings(), func(f *runnelv1.HealthFinding) bool { return f.GetKind() == "no_controller" }) {
+			t.Errorf("health: %v, %v", health, err)
+		}
+		r, err := healthpb.NewHealthClient(w.conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+		if err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("the broker is not ready without controllers: %v, %v", r, err)
+		}
+		start = time.Now()
+		b.end(t)
+		if took := time.Since(start); took < 2*time.Second || took > 3*time.Second {
+			t.Errorf("ended after %v: it gives a controller 2 s", took)
+		}
+	})
+}
+
+// A kill loses nothing that was acknowledged.
+func TestKill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		b := w.started(testConfig())
+		w.create("orders", 1, nil)
+		for i := range 5 {
+			if _, err := w.produce("orders", fmt.Sprint(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.disk.Kill() // its files are no longer the process's
+		b.cancel()
+		<-b.done
+		w.fault = vfs.NewFault(w.disk)
+		b = w.started(testConfig())
+		defer b.end(t)
+		if got, err := w.read("orders"); err != nil || len(got) != 5 {
+			t.Errorf("read %v, %v", got, err)
+		}
+		if off, err := w.produce("orders", "5"); err != nil || off != 5 {
+			t.Errorf("produce: %d, %v", off, err)
+		}
+	})
+}
+
+// The disk fails: nothing positive is answered, and the process ends with an
+// error, fast.
+func TestDiskFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		b := w.started(testConfig())
+		w.create("orders", 1, nil)
+		if _, err := w.produce("orders", "0"); err != nil {
+			t.Fatal(err)
+		}
+		w.fault.Inject(vfs.Rule{Ops: vfs.OpSync, Path: "*.log", Times: -1, Err: syscall.EIO})
+		start := time.Now()
+		_, err := w.produce("orders", "1")
+		if reason := rpcerr.Reason(err); err == nil || (reason != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN && status.Code(err) != codes.Unavailable) {
+			t.Errorf("a write that met the failure: %v", err)
+		}
+		<-b.done
+		if !errors.Is(b.err, commitlog.ErrFailed) {
+			t.Errorf("Run = %v", b.err)
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("took %v to go down", took)
+		}
+		if _, err := w.disk.Stat("data/runnel.clean"); err == nil {
+			t.Error("left a clean marker behind")
+		}
+	})
+}
+
+// Streams get a Goaway; a client that half-closes gets OK, one that does not is
+// cut off with UNAVAILABLE after the grace, and the broker ends.
+func TestShutdownWithOpenStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		b := w.started(testConfig())
+		w.create("orders", 1, nil)
+		fetch, err := runnelv1.NewLogServiceClient(w.conn).Fetch(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := fetch.Send(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{{Topic: "orders"}}}); err != nil {
+			t.Fatal(err)
+		}
+		watch, err := runnelv1.NewMetadataServiceClient(w.conn).WatchMetadata(t.Context(), &runnelv1.WatchMetadataRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := watch.Recv(); err != nil || !m.GetSnapshotComplete() || len(m.GetTopics()) != 1 {
+			t.Fatalf("%v, %v", m, err)
+		}
+		if _, err := w.produce("orders", "0"); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		b.cancel()
+		goaway := func(recv func() (*runnelv1.Goaway, error)) error {
+			seen := false
+			for {
+				g, err := recv()
+				if err != nil {
+					if !seen {
+						t.Error("no goaway before the end")
+					}
+					return err
+				}
+				seen = seen || g.GetReason() == runnelv1.GoawayReason_GOAWAY_REASON_DRAINING
+			}
+		}
+		for name, err := range map[string]error{
+			"watch": goaway(func() (*runnelv1.Goaway, error) { m, err := watch.Recv(); return m.GetGoaway(), err }),
+			"fetch": goaway(func() (*runnelv1.Goaway, error) { m, err := fetch.Recv(); return m.GetGoaway(), err }),
+		} {
+			if status.Code(err) != codes.Unavailable || rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		<-b.done
+		if took := time.Since(start); b.err != nil || took > 3*time.Second {
+			t.Errorf("Run = %v after %v", b.err, took)
+		}
+	})
+}
+
+func TestStartFailures(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, w *town, cfg *Config)
+		want    string
+	}{
+		"a port in use": {func(t *testing.T, w *town, cfg *Config) {
+			if _, err := w.net.listen(t.Context(), cfg.Listen.Client); err != nil {
+				t.Fatal(err)
+			}
+		}, "listen.client 127.0.0.1:7420"},
+		"a data directory in use": {func(t *testing.T, w *town, cfg *Config) {
+			r, err := commitlog.OpenRoot(w.fault, cfg.DataDir, commitlog.RootOptions{BrokerID: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = r.Close(1) })
+		}, "data_dir data: the data directory is in use"},
+		"another broker's data directory": {func(t *testing.T, w *town, cfg *Config) {
+			r, err := commitlog.OpenRoot(w.fault, cfg.DataDir, commitlog.RootOptions{BrokerID: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Close(1); err != nil {
+				t.Fatal(err)
+			}
+		}, "data_dir data"},
+		"another cluster's data directory": {func(t *testing.T, w *town, cfg *Config) {
+			r, err := commitlog.OpenRoot(w.fault, cfg.DataDir, commitlog.RootOptions{BrokerID: 1, ClusterID: uuid.NewString()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Close(1); err != nil {
+				t.Fatal(err)
+			}
+		}, metadata.ErrClusterMismatch.Error()},
+		"a certificate that is not there": {func(_ *testing.T, _ *town, cfg *Config) {
+			cfg.Security.CertFile, cfg.Security.KeyFile = "no-such.pem", "no-such.key"
+		}, "no-such.pem"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newTown(t)
+				cfg := testConfig()
+				c.prepare(t, w, &cfg)
+				r := w.start(cfg)
+				<-r.done
+				if r.err == nil || !strings.Contains(r.err.Error(), c.want) {
+					t.Errorf("Run = %v, want it to say %q", r.err, c.want)
+				}
+				w.close()
+			})
+		})
+	}
+}
+
+// What CheckHealth says when something is wrong.
+func TestHealthFindings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		b := w.started(testConfig())
+		defer b.end(t)
+		kinds := func() []string {
+			resp, err := w.admin().CheckHealth(t.Context(), &runnelv1.CheckHealthRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out []string
+			for _, f := range resp.GetFindings() {
+				if f.GetSeverity() > runnelv1.HealthSeverity_HEALTH_SEVERITY_INFO {
+					out = append(out, f.GetKind())
+				}
+			}
+			if resp.GetHealthy() != (len(out) == 0) {
+				t.Errorf("healthy %v with %v", resp.GetHealthy(), out)
+			}
+			return out
+		}
+		if got := kinds(); len(got) != 0 {
+			t.Errorf("a healthy cluster: %v", got)
+		}
+		id := uuid.MustParse(w.create("orders", 1, nil))
+		leaderless := metadatatest.PartitionObject(id, 0, 1, 2)
+		leaderless.GetPartition().Leader = -1
+		w.controller.Put(leaderless)
+		synctest.Wait()
+		if got := kinds(); !slices.Equal(got, []string{"offline_partition"}) {
+			t.Errorf("without a leader: %v", got)
+		}
+		thin := metadatatest.PartitionObject(id, 0, 1, 3)
+		thin.GetPartition().Replicas, thin.GetPartition().MinIsr = []int32{1, 2}, 2
+		w.controller.Put(thin)
+		synctest.Wait()
+		if got := kinds(); !slices.Equal(got, []string{"under_min_isr"}) {
+			t.Errorf("below the minimum: %v", got)
+		}
+		w.controller.Put(metadatatest.PartitionObject(id, 0, 1, 4))
+		synctest.Wait()
+		if got := kinds(); len(got) != 0 {
+			t.Errorf("healed: %v", got)
+		}
+		w.controller.Put(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_DeletedTopicId{DeletedTopicId: id.String()}})
+		synctest.Wait()
+		if got := kinds(); !slices.Equal(got, []string{"quarantined_directory"}) {
+			t.Errorf("an unknown directory: %v", got)
+		}
+	})
+}
+
+// The admin port, on a real socket.
+func TestAdminPort(t *testing.T) {
+	w := newTown(t)
+	defer w.close()
+	cfg := testConfig()
+	cfg.Listen.Admin = "127.0.0.1:0"
+	b, err := New(cfg, Deps{FS: w.fault, Listen: func(ctx context.Context, addr string) (net.Listener, error) {
+		if addr == cfg.Listen.Admin {
+			var lc net.ListenConfig
+			return lc.Listen(ctx, "tcp", addr)
+		}
+		return w.net.listen(ctx, addr)
+	}, Dial: w.net.dial, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var run sync.WaitGroup
+	run.Go(func() {
+		if err := b.Run(ctx); err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	defer run.Wait()
+	defer cancel()
+	<-b.Ready()
+	get := func(path string) (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+b.Addrs().Admin+path, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body)
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := get(path); code != http.StatusOK {
+			t.Errorf("%s = %d %s", path, code, body)
+		}
+	}
+	_, body := get("/metrics")
+	for _, name := range []string{
+		"runnel_offline_partitions 0", "runnel_under_replicated_partitions 0", "runnel_under_min_isr_partitions 0", "runnel_ready 1",
+		"runnel_disk_free_bytes", "runnel_suspect_replicas 0", "process_open_fds",
+	} {
+		if !strings.Contains(body, name) {
+			t.Errorf("/metrics has no %s", name)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
