@@ -143,57 +143,83 @@ func (x *index) search(before func(entry) bool) (entry, error) {
 		i := sort.Search(len(s.tail), func(i int) bool { return !before(s.tail[i]) })
 		return s.tail[i-1], nil
 	}
-	if s.disk == 0 {
-		return x.first(), nil
+	last, n, err := x.searchFile(s.disk, before)
+	if n == 0 {
+		last = x.first()
 	}
-	f, err := x.file.acquire()
-	if err != nil {
-		return entry{}, badIfMissing(err)
-	}
-	defer x.file.release()
-
-	found := x.first()
-	lo, hi := 0, s.disk
-	for lo < hi {
-		mid := int(uint(lo+hi) >> 1)
-		e, err := readEntry(f, x.base, mid)
-		if err != nil {
-			return entry{}, err
-		}
-		if before(e) {
-			found, lo = e, mid+1
-		} else {
-			hi = mid
-		}
-	}
-	return found, nil
+	return last, err
 }
 
 // after returns the first entry that begins after pos.
 func (x *index) after(pos int64) (e entry, ok bool, err error) {
 	s := x.state.Load()
-	f, err := x.file.acquire()
-	if err != nil && s.disk > 0 {
-		return entry{}, false, badIfMissing(err)
+	_, n, err := x.searchFile(s.disk, func(e entry) bool { return e.pos <= pos })
+	if err != nil {
+		return entry{}, false, err
 	}
-	if err == nil {
-		defer x.file.release()
-	}
-	var readErr error
-	at := func(i int) entry {
-		if i >= s.disk {
-			return s.tail[i-s.disk]
+	if n < s.disk {
+		f, err := x.file.acquire()
+		if err != nil {
+			return entry{}, false, badIfMissing(err)
 		}
-		e, err := readEntry(f, x.base, i)
-		readErr = errors.Join(readErr, err)
-		return e
+		defer x.file.release()
+
+		e, err = readEntry(f, x.base, n)
+		return e, err == nil, err
 	}
-	n := s.disk + len(s.tail)
-	i := sort.Search(n, func(i int) bool { return at(i).pos > pos })
-	if i == n {
-		return entry{}, false, readErr
+	for _, e := range s.tail {
+		if e.pos > pos {
+			return e, true, nil
+		}
 	}
-	return at(i), true, readErr
+	return entry{}, false, nil
+}
+
+// searchBlock is how many entries are read at once when the search has come
+// down to that many.
+const searchBlock = 128
+
+// searchFile counts the entries in the file, of n, for which before is true,
+// and returns the last of them.
+func (x *index) searchFile(n int, before func(entry) bool) (last entry, count int, err error) {
+	if n == 0 {
+		return entry{}, 0, nil
+	}
+	f, err := x.file.acquire()
+	if err != nil {
+		return entry{}, 0, badIfMissing(err)
+	}
+	defer x.file.release()
+
+	var block []byte // the entries from blockAt on
+	blockAt := 0
+	lo, hi := 0, n
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		if hi-lo <= searchBlock && block == nil {
+			block, blockAt = make([]byte, (hi-lo)*indexEntrySize), lo
+			got, err := f.ReadAt(block, int64(indexHeaderSize+lo*indexEntrySize))
+			if err != nil && !errors.Is(err, io.EOF) {
+				return entry{}, 0, err
+			}
+			block = block[:got]
+		}
+		var e entry
+		if block == nil {
+			e, err = readEntry(f, x.base, mid)
+		} else {
+			e, err = parseIndexEntry(block[min(len(block), (mid-blockAt)*indexEntrySize):], x.base)
+		}
+		if err != nil {
+			return entry{}, 0, err
+		}
+		if before(e) {
+			last, lo = e, mid+1
+		} else {
+			hi = mid
+		}
+	}
+	return last, lo, nil
 }
 
 // readHeader checks the header of a file that was taken over unseen, and
@@ -290,7 +316,7 @@ func (x *index) cut(pos int64) error {
 		last = s.tail[n-1].pos
 	}
 	if n == 0 && s.disk > 0 {
-		e, count, err := x.countBefore(s.disk, pos)
+		e, count, err := x.searchFile(s.disk, func(e entry) bool { return e.pos < pos })
 		if err != nil {
 			return err
 		}
@@ -301,31 +327,6 @@ func (x *index) cut(pos int64) error {
 	x.state.Store(&next)
 	x.mu.Unlock()
 	return x.shorten(next.bytes())
-}
-
-// countBefore counts the entries in the file, of n, that begin before pos, and
-// returns the last of them.
-func (x *index) countBefore(n int, pos int64) (last entry, count int, err error) {
-	f, err := x.file.acquire()
-	if err != nil {
-		return entry{}, 0, badIfMissing(err)
-	}
-	defer x.file.release()
-
-	lo, hi := 0, n
-	for lo < hi {
-		mid := int(uint(lo+hi) >> 1)
-		e, err := readEntry(f, x.base, mid)
-		if err != nil {
-			return entry{}, 0, err
-		}
-		if e.pos < pos {
-			last, lo = e, mid+1
-		} else {
-			hi = mid
-		}
-	}
-	return last, lo, nil
 }
 
 // shorten cuts the file to size bytes, durably, if it is longer.
