@@ -118,6 +118,23 @@ func TestBuilder_full(t *testing.T) {
 			t.Errorf("after Reset: %v", err)
 		}
 	})
+	t.Run("exactly the limit", func(t *testing.T) {
+		two := NewBuilder(NewCodec(), Limits{})
+		for range 2 {
+			if err := two.Add(k, k, nil, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for limit, want := range map[int]error{two.Size(): nil, two.Size() - 1: ErrBatchFull} {
+			b := NewBuilder(NewCodec(), Limits{MaxBatchBytes: limit})
+			if err := b.Add(k, k, nil, 1); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Add(k, k, nil, 1); !errors.Is(err, want) {
+				t.Errorf("limit %d: got %v, want %v", limit, err, want)
+			}
+		}
+	})
 	t.Run("bytes", func(t *testing.T) {
 		b := NewBuilder(NewCodec(), Limits{MaxBatchBytes: 1000, MaxRecordBytes: 2000})
 		if err := b.Add(k, make([]byte, 1500), nil, 1); !errors.Is(err, ErrTooLarge) {

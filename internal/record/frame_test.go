@@ -279,6 +279,9 @@ func TestFrame_verdictsWithoutAPayload(t *testing.T) {
 	}{
 		{"sound", edit(func([]byte) {}), OK},
 		{"right checksum, another payload tag", edit(func(b []byte) { b[2+HeaderSize+1] = 3 }), CorruptHeader},
+		{"right checksum, compressed and empty", edit(func(b []byte) {
+			b[2+posCompression], b[2+HeaderSize] = byte(CompressionSnappy), compressedTag
+		}), CorruptHeader},
 		{"right checksum, negative epoch, nothing behind", edit(func(b []byte) { putInt64(b[2+posLeaderEpoch:], -1) }), CorruptHeader},
 		{"an outer length of two bytes", append([]byte{outerTag, 0xF5, 0x01}, frame[2:]...), CorruptHeader},
 		{"an outer length of two bytes, and another frame", append(append([]byte{outerTag, 0xF5, 0x01}, frame[2:]...), frame...), CorruptHeader},
