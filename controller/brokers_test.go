@@ -144,6 +144,9 @@ func TestNewIncarnation_replaces_at_once_and_leads_again(t *testing.T) {
 				if took := time.Since(start); took > time.Second {
 					t.Errorf("it took %v", took)
 				}
+				if b.ledAtFirst != 0 {
+					t.Errorf("the new incarnation saw itself as the leader of %d partitions", b.ledAtFirst)
+				}
 			})
 		})
 	}

@@ -157,6 +157,7 @@ type broker struct {
 	partitions      map[string]*controllerv1.PartitionRecord
 	brokers         map[int32]*controllerv1.BrokerRecord
 	pieces          []int // objects in each piece of the snapshot
+	ledAtFirst      int   // partitions it led in the snapshot
 	deltas          []*controllerv1.MetadataDelta
 	beats           uint64
 	answered        uint64
@@ -285,6 +286,12 @@ func (b *broker) take(resp *controllerv1.SessionResponse) {
 		if ev.Snapshot.GetComplete() {
 			b.revision = ev.Snapshot.GetRevision()
 			applied, whole = true, true
+			b.ledAtFirst = 0
+			for _, p := range b.partitions {
+				if p.GetLeader() == b.register.GetBroker().GetBrokerId() {
+					b.ledAtFirst++
+				}
+			}
 		}
 	case *controllerv1.SessionResponse_Delta:
 		if ev.Delta.GetRevision() <= b.revision {

@@ -64,15 +64,17 @@ func (s *Store) Commit(ctx context.Context, fence Fence, changes []state.Change)
 		cmps = append(cmps, Compare{Key: writes[n].Key, Revision: int64(c.Base)})
 	}
 	backoff := minBackoff
+	inDoubt := false
 	for {
 		res, err := s.txn(ctx, cmps, writes)
 		if err == nil && res.Succeeded {
 			return state.Revision(res.Revision), nil
 		}
 		if err != nil {
+			inDoubt = true
 			s.ambiguous.Add(1)
 		}
-		rev, verr := s.verify(ctx, fence, changes, writes)
+		rev, verr := s.verify(ctx, fence, changes, writes, inDoubt)
 		switch {
 		case verr == nil:
 			return rev, nil
@@ -95,8 +97,9 @@ func (s *Store) Commit(ctx context.Context, fence Fence, changes []state.Change)
 // errUntouched says that nothing of a transaction was made, and that it could be made still.
 var errUntouched = errors.New("untouched")
 
-// verify finds out what became of a transaction: the revision that made it, or why it was not made.
-func (s *Store) verify(ctx context.Context, fence Fence, changes []state.Change, writes []Write) (state.Revision, error) {
+// verify finds out what became of a transaction: the revision that made it, or why it was not made. Unless an answer was lost, it
+// was not made, even if everything looks as if.
+func (s *Store) verify(ctx context.Context, fence Fence, changes []state.Change, writes []Write, inDoubt bool) (state.Revision, error) {
 	keys := []string{s.electionKey()}
 	for _, w := range writes {
 		keys = append(keys, w.Key)
@@ -109,7 +112,7 @@ func (s *Store) verify(ctx context.Context, fence Fence, changes []state.Change,
 	for _, p := range page.Pairs {
 		found[p.Key] = p
 	}
-	made, untouched := true, true
+	made, untouched := inDoubt, true
 	rev := int64(0)
 	for n, w := range writes {
 		p, exists := found[w.Key]
