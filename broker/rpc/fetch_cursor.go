@@ -21,7 +21,6 @@ type fetchCursor struct {
 	// open is true inside a batch, whose header and frame these are.
 	open  bool
 	frame record.Frame
-	start int // of the frame in raw
 	// set is the batch's decompressed records, nil when it needed none; pooled
 	// when setPooled is.
 	setPooled *[]byte
@@ -198,47 +197,50 @@ func (f *fetcher) load(s *fetchSub, c *fetchCursor, from, limit record.Offset) (
 // frame or has no room for it; the cursor is past what was taken.
 func (f *fetcher) openBatch(s *fetchSub, c *fetchCursor, w recordWriter, got *fetched) (bool, error) {
 	b := (*c.raw)[c.pos:c.end]
-	frame, verdict := record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
+	var verdict record.Verdict
+	// Straight into the cursor: a local one would be an allocation a batch.
+	c.frame, verdict = record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
 	if verdict != record.OK {
 		return false, corruptLog(s, got.next, verdict.String())
 	}
-	h := frame.Header
+	h := &c.frame.Header
 	if h.Control || h.NextOffset() <= got.next {
 		got.next = max(got.next, h.NextOffset())
-		c.pos += frame.Size
+		c.pos += c.frame.Size
 		return true, nil
 	}
-	taken, err := w.frame(&frame, b[:frame.Size], got)
+	taken, err := w.frame(&c.frame, b[:c.frame.Size], got)
 	if err != nil {
 		return false, err
 	}
 	if taken {
-		c.pos += frame.Size
+		c.pos += c.frame.Size
 		return true, nil
 	}
-	payload := frame.Payload(b)
-	if err := record.VerifyPayload(h, payload); err != nil {
+	payload := c.frame.Payload(b)
+	if err := record.VerifyPayload(*h, payload); err != nil {
 		return false, corruptLog(s, h.NextOffset(), err.Error())
 	}
+	plain := *h
 	if h.Compression != record.CompressionNone {
-		if payload, err = f.unpack(c, &h, payload); err != nil {
+		if payload, err = f.unpack(c, h.Compression, payload); err != nil {
 			return false, corruptLog(s, h.NextOffset(), err.Error())
 		}
-		h.Compression = record.CompressionNone
+		plain.Compression = record.CompressionNone
 	}
-	c.open, c.frame = true, frame
-	c.it.Reset(h, payload)
-	c.pos += frame.Size
+	c.open = true
+	c.it.Reset(plain, payload)
+	c.pos += c.frame.Size
 	return true, nil
 }
 
 // unpack decompresses a payload; few at a time, whatever the number of streams.
-func (f *fetcher) unpack(c *fetchCursor, h *record.Header, payload []byte) ([]byte, error) {
+func (f *fetcher) unpack(c *fetchCursor, with record.Compression, payload []byte) ([]byte, error) {
 	f.svc.unpacking <- struct{}{}
 	defer func() { <-f.svc.unpacking }()
 
 	scratch := f.svc.opts.Pool.Get(min(4*len(payload), wire.MaxPooled))
-	set, err := f.svc.codec.Decompress((*scratch)[:0], h.Compression, payload, record.DefaultMaxDecompressedBytes)
+	set, err := f.svc.codec.Decompress((*scratch)[:0], with, payload, record.DefaultMaxDecompressedBytes)
 	if err != nil || cap(set) != cap(*scratch) {
 		f.svc.opts.Pool.Put(scratch)
 		scratch = nil

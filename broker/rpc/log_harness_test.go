@@ -38,7 +38,9 @@ type testBroker struct {
 	set   *partition.Set
 	root  *commitlog.Root
 	conn  *grpc.ClientConn
-	log   runnelv1.LogServiceClient
+	// dialer opens more connections.
+	dialer func(context.Context, string) (net.Conn, error)
+	log    runnelv1.LogServiceClient
 
 	wait     func(revision int64)
 	revision int64
@@ -79,6 +81,7 @@ func (s *testSession) wait(revision int64) {
 type testConfig struct {
 	opts LogOptions
 	fs   vfs.FS
+	disk bool // a real one
 	// listen returns where to serve and how to get there; nil: in memory.
 	listen func() (net.Listener, func(context.Context, string) (net.Conn, error))
 	// dial are options of the client's connection.
@@ -90,7 +93,11 @@ func newTestBroker(t testing.TB, cfg testConfig) *testBroker {
 	if cfg.fs == nil {
 		cfg.fs = vfs.NewMem()
 	}
-	root, err := commitlog.OpenRoot(cfg.fs, "data", commitlog.RootOptions{
+	dir := "data"
+	if cfg.disk {
+		cfg.fs, dir = vfs.OS(), t.TempDir()
+	}
+	root, err := commitlog.OpenRoot(cfg.fs, dir, commitlog.RootOptions{
 		ClusterID: "test", BrokerID: 1, ReserveBytes: -1, BallastBytes: -1, BootID: func() (string, error) { return "boot", nil },
 	})
 	if err != nil {
@@ -119,6 +126,7 @@ func newTestBroker(t testing.TB, cfg testConfig) *testBroker {
 	wg.Go(func() { _ = b.set.Run(ctx) })
 	wg.Go(func() { _ = root.Run(ctx) })
 	wg.Go(func() { _ = srv.Serve(lis) })
+	b.dialer = dial
 	b.conn = b.dial(dial, cfg.dial...)
 	b.log = runnelv1.NewLogServiceClient(b.conn)
 	t.Cleanup(func() {

@@ -1,0 +1,204 @@
+package rpc
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/wire"
+)
+
+// heapInUse returns the bytes in use after a collection.
+func heapInUse() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // pools give up what they hold in the second
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) + int64(m.StackInuse)
+}
+
+// held returns what the streams have of the fetch budget.
+func (b *testBroker) held() int64 {
+	bg := b.svc.budget
+	bg.mu.Lock()
+	defer bg.mu.Unlock()
+
+	return b.svc.opts.FetchBuffer - bg.small.free - bg.large.free
+}
+
+// A thousand readers that never read hold a bounded amount of memory: at most
+// one response of 64 KiB each, because responses grow only when they go
+// through. The heap's bound counts both sides, as client and broker share the
+// process: 64 KiB under way, 64 KiB in the client's window, and the goroutines
+// and buffers of streams and connections.
+func TestFetch_stalledReadersHoldLittle(t *testing.T) {
+	const (
+		readers   = 1000
+		perReader = 64<<10 + 64<<10 + 64<<10
+	)
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{disk: true})
+		b.topic("t", 1)
+		for range 400 {
+			b.append("t", 0, string(make([]byte, 10<<10)))
+		}
+		before := heapInUse()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var conns []*grpc.ClientConn
+		for i := range readers {
+			if i%100 == 0 {
+				conns = append(conns, b.dial(b.dialer, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(16<<20)))
+			}
+			stream, err := runnelv1.NewLogServiceClient(conns[len(conns)-1]).Fetch(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			send(t, stream, &runnelv1.FetchRequest{
+				Options: &runnelv1.FetchOptions{Format: batches, Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0)},
+			})
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		used, budget := heapInUse()-before, b.held()
+		t.Logf("%d stalled readers: heap +%d MiB, %d MiB of the fetch budget", readers, used>>20, budget>>20)
+		if used > readers*perReader {
+			t.Errorf("the heap grew by %d bytes, want at most %d a reader", used, perReader)
+		}
+		if budget == 0 || budget > readers*(64<<10) {
+			t.Errorf("%d bytes of the budget are held, want at most 64 KiB a reader, and some", budget)
+		}
+		cancel()
+		synctest.Wait()
+		if got := b.held(); got != 0 {
+			t.Errorf("%d bytes of the budget are still held after the streams ended", got)
+		}
+		for _, c := range conns {
+			_ = c.Close()
+		}
+	})
+}
+
+// Readers that are stuck with large batches do not keep others from reading.
+func TestFetch_stuckReadersStarveNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{opts: LogOptions{FetchBuffer: 16 << 20}})
+		b.topic("large", 1)
+		b.topic("small", 1)
+		for range 3 {
+			b.text("large", 0, string(make([]byte, 1<<20-100)))
+		}
+		for range 20 { // 20 MiB and more are wanted, 8 MiB there are
+			b.fetch(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("large", 0, 0)}})
+		}
+		synctest.Wait()
+		b.text("small", 0, "fine")
+		got := b.fetchAll(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Format: text}, Partitions: []*runnelv1.FetchPartition{{Topic: "small"}}})
+		if len(got.texts[0]) != 1 {
+			t.Error(got.texts)
+		}
+		if held := b.held(); held > 16<<20 {
+			t.Errorf("%d bytes are held, the budget is 16 MiB", held)
+		}
+	})
+}
+
+// Fifty producers that never read their answers stop being read: they cost the
+// broker their unanswered calls, not what they would like to send.
+func TestProduce_stalledProducersHoldLittle(t *testing.T) {
+	const (
+		producers   = 50
+		inflight    = 100
+		perProducer = 2<<20 + 1<<20 // a stream window, and the unanswered calls of it; both sides share the process
+	)
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{disk: true, opts: LogOptions{MaxInflight: inflight}})
+		b.topic("t", 1)
+		b.isr("t", 1, 2, 1, 1, 2) // nothing is committed
+		batch := buildBatch(t, record.CompressionNone, time.Now().UnixMilli(), make([]byte, 10<<10))
+		raw := rawRequest("t", 0, batch)
+		before := heapInUse()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		conn := b.dial(b.dialer)
+		for range producers {
+			stream, err := runnelv1.NewLogServiceClient(conn).Produce(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				for stream.SendMsg(wire.NewMessage(raw)) == nil {
+				}
+			})
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got, want := b.ends()["t/0"], int64(producers*inflight); got != want {
+			t.Errorf("%d requests were read, want %d a stream", got, inflight)
+		}
+		used := heapInUse() - before
+		t.Logf("%d stalled producers: heap +%d MiB", producers, used>>20)
+		if used > producers*perProducer {
+			t.Errorf("the heap grew by %d bytes, want at most %d a producer", used, perProducer)
+		}
+		cancel()
+		wg.Wait()
+		_ = conn.Close()
+	})
+}
+
+// Streams that break off at any point leave nothing behind (GR-12).
+func TestStreams_abortedLeaveNoGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{})
+		b.topic("t", 2)
+		b.topic("stuck", 1)
+		b.isr("stuck", 1, 2, 1, 1, 2)
+		b.text("t", 0, "a", "b")
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		for i := range 1000 {
+			ctx, cancel := context.WithCancel(t.Context())
+			if i%2 == 0 {
+				stream, err := b.log.Produce(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				send(t, stream, textRequest(1, "t", 0, "x"), textRequest(2, "stuck", 0, "x"))
+				if i%4 == 0 {
+					recv(t, stream)
+				}
+			} else {
+				stream, err := b.log.Fetch(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				send(t, stream, following(&runnelv1.FetchPartition{Topic: "t"}), &runnelv1.FetchRequest{Pause: refs("t", 1)})
+				if i%3 == 0 {
+					recv(t, stream)
+				}
+			}
+			if i%5 == 0 {
+				synctest.Wait()
+			}
+			cancel()
+		}
+		synctest.Wait()
+		if after := runtime.NumGoroutine(); after > before+10 {
+			t.Errorf("%d goroutines, %d before", after, before)
+		}
+		if held := b.held(); held != 0 {
+			t.Errorf("%d bytes of the budget are held", held)
+		}
+		// What was parked does not hold the partition's waiters either: they
+		// went with their streams, long before their timeouts.
+		b.isr("stuck", 1, 3, 1, 1)
+	})
+}

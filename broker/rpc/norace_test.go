@@ -1,0 +1,6 @@
+//go:build !race
+
+package rpc
+
+// raceEnabled tells tests that count allocations.
+const raceEnabled = false
