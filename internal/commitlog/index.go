@@ -51,7 +51,7 @@ type indexState struct {
 	made bool
 }
 
-func newIndex(fsys vfs.FS, path string, base record.Offset, interval int, idle *idleSet) *index {
+func newIndex(fsys vfs.FS, path string, base record.Offset, interval int, idle *IdleFiles) *index {
 	x := &index{base: base, file: &handle{fs: fsys, path: path, idle: idle}, turn: newTurn()}
 	x.state.Store(&indexState{interval: interval})
 	return x

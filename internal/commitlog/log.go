@@ -23,7 +23,7 @@ type Log struct {
 	failed *Failure
 	now    func() time.Time
 	events func(Event)
-	idle   idleSet
+	idle   *IdleFiles
 	config atomic.Pointer[Config]
 
 	// view is what readers look at. Only who writes replaces it.
@@ -97,7 +97,7 @@ type kept struct {
 // be open already. On an error nothing but leftovers of a crash has changed.
 func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recovery, error) {
 	l := &Log{
-		fs: fsys, dir: dir, failed: opts.Failed, now: opts.Now,
+		fs: fsys, dir: dir, failed: opts.Failed, now: opts.Now, idle: opts.Idle,
 		writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
 	}
 	if l.failed == nil {
@@ -106,6 +106,9 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	if l.now == nil {
 		l.now = time.Now
 	}
+	if l.idle == nil {
+		l.idle = NewIdleFiles(defaultIdleFiles)
+	}
 	l.SetConfig(cfg)
 	if err := l.failed.Err(); err != nil {
 		return nil, Recovery{}, err
@@ -113,6 +116,7 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	report, err := l.open(opts.Clean)
 	if err != nil {
 		l.abandon()
+		l.idle.closeAll()
 		if vfs.IsTooManyFiles(err) && !errors.Is(err, ErrTooManyFiles) {
 			err = fmt.Errorf("%w: %w", ErrTooManyFiles, err)
 		}
@@ -367,7 +371,6 @@ func (l *Log) abandon() {
 			s.retire()
 		}
 	}
-	l.idle.closeAll()
 }
 
 func (l *Log) path(name string) string { return filepath.Join(l.dir, name) }

@@ -260,7 +260,7 @@ func (l *Log) rollLocked() error {
 // createSegment makes an empty segment and holds its file. A leftover of its
 // name is adopted when it is empty, and set aside when it is not.
 func (l *Log) createSegment(base record.Offset) (*segment, error) {
-	s := newSegment(l.fs, l.dir, base, l.config.Load().IndexIntervalBytes, &l.idle)
+	s := newSegment(l.fs, l.dir, base, l.config.Load().IndexIntervalBytes, l.idle)
 	f, err := s.file.create()
 	if err != nil {
 		return nil, l.check(err)

@@ -477,7 +477,7 @@ func TestOP07_startReadsOnlyWhatIsNeeded(t *testing.T) {
 	if rec = h.mustOpen(t, true); rec.BytesRead > 2*headerWindow || !rec.Clean {
 		t.Errorf("a clean start read %d bytes: %+v", rec.BytesRead, rec)
 	}
-	if n := h.mem.OpenFiles(); n > 1+idleFiles {
+	if n := h.mem.OpenFiles(); n > 1+defaultIdleFiles {
 		t.Errorf("%d files open after a start", n)
 	}
 	h.check(t)

@@ -42,6 +42,7 @@ const (
 	defaultFlushInterval  = time.Second
 	unlimitedRetention    = -1
 	maxIndexIntervalBytes = math.MaxInt32
+	defaultIdleFiles      = 4
 )
 
 // Config is how one log is kept. A zero field stands for its default.
@@ -105,6 +106,11 @@ type OpenOptions struct {
 	Clean bool
 	// Failed is the latch of the data root; nil is one of the log's own.
 	Failed *Failure
+	// Idle bounds the files that are open and not in use. All logs of a
+	// process should share one, so that a log that runs out of file
+	// descriptors can close what another one does not need; nil is a small
+	// one of the log's own. Beside these each log keeps one file open.
+	Idle *IdleFiles
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 	// OnEvent, when not nil, hears of what the log healed or found after it

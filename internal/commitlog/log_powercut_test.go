@@ -291,3 +291,28 @@ func (p *powerCut) goOn(disk *vfs.Mem, l *Log, m model) error {
 	}
 	return l.Close()
 }
+
+// Entries of a segment that was cut are right again by every check of their
+// own, at the same places, and must not come back.
+func TestTruncateTo_staleIndexEntriesStayAway(t *testing.T) {
+	cfg := testConfig()
+	cfg.SegmentBytes = 1 << 20
+	h := newHarness(cfg)
+	h.mustOpen(t, false)
+	h.startEpoch(t)
+	for range 20 {
+		h.append(t, 100, record.CreateTime, h.nowMs+1_000_000)
+	}
+	h.reopen(t, false) // which makes the index durable
+	h.truncate(t, 2)
+	for range 20 {
+		h.append(t, 100, record.CreateTime, h.nowMs)
+	}
+	h.sync(t)
+	must(t, h.log.Checkpoint())
+	disk := h.mem.CrashClone(rand.New(rand.NewPCG(1, 1)), vfs.CrashOptions{})
+	l, _, err := OpenLog(disk, testDir, cfg, OpenOptions{Now: h.now})
+	must(t, err)
+	must(t, compare(l, &h.m))
+	must(t, checkIndexes(l, cfg.IndexIntervalBytes))
+}

@@ -189,3 +189,40 @@ func TestTruncateTo_dropsEmptyLeaderships(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// Logs that share their idle files let one of them use the last descriptor.
+func TestIdleFiles_areShared(t *testing.T) {
+	h := newHarness(testConfig())
+	idle := NewIdleFiles(100)
+	var logs []*Log
+	for _, dir := range []string{"a/0", "a/1"} {
+		l, _, err := OpenLog(h.fault, dir, h.cfg, OpenOptions{Now: h.now, Idle: idle})
+		must(t, err)
+		logs = append(logs, l)
+		for range 30 {
+			b := h.batch(t, 100, 1)
+			_, err := l.Append(&b, 1, record.CreateTime)
+			must(t, err)
+		}
+		_, err = readAll(l, 0, l.End())
+		must(t, err)
+	}
+	before := h.mem.OpenFiles()
+	if before <= len(logs) {
+		t.Fatal("nothing is idle")
+	}
+	h.mem.SetMaxOpen(before)
+	for _, l := range logs {
+		if err := l.Roll(); err != nil {
+			t.Errorf("roll: %v", err)
+		}
+	}
+	for _, l := range logs {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}
+	if n := h.mem.OpenFiles(); n != 0 {
+		t.Errorf("%d files open after Close", n)
+	}
+}

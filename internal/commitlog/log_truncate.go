@@ -263,7 +263,7 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	// The new segment comes first, under another name, so that nothing after
 	// the first change can fail for want of room or file descriptors.
 	v := l.view.Load()
-	s := newSegment(l.fs, l.dir, logStart, l.config.Load().IndexIntervalBytes, &l.idle)
+	s := newSegment(l.fs, l.dir, logStart, l.config.Load().IndexIntervalBytes, l.idle)
 	temp := l.path(resetName)
 	f, err := emptyFile(l.fs, temp)
 	if err != nil {
@@ -274,6 +274,8 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	// A crash from here on leaves a prefix of the log, or an empty one at the
 	// old start.
 	if err := l.lower(v.start); err != nil {
+		s.retire()
+		s.file.release()
 		return err
 	}
 	list := epochList{{epoch, logStart}}

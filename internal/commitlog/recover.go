@@ -141,7 +141,7 @@ func (r *recovery) survey() (err error) {
 		if !ok || e.IsDir {
 			continue
 		}
-		s := newSegment(l.fs, l.dir, base, l.config.Load().IndexIntervalBytes, &l.idle)
+		s := newSegment(l.fs, l.dir, base, l.config.Load().IndexIntervalBytes, l.idle)
 		s.size.Store(e.Size)
 		r.fileSize[s] = e.Size
 		r.segments = append(r.segments, s)

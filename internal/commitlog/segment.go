@@ -63,7 +63,7 @@ type segment struct {
 	known atomic.Bool
 }
 
-func newSegment(fsys vfs.FS, dir string, base record.Offset, interval int, idle *idleSet) *segment {
+func newSegment(fsys vfs.FS, dir string, base record.Offset, interval int, idle *IdleFiles) *segment {
 	s := &segment{
 		base:  base,
 		file:  &handle{fs: fsys, path: filepath.Join(dir, segmentName(base, logSuffix)), idle: idle},

@@ -1,15 +1,12 @@
 package commitlog
 
 import (
+	"container/list"
 	"errors"
 	"sync"
 
 	"github.com/runnelmq/runnel/internal/vfs"
 )
-
-// idleFiles is how many files that nobody uses a log keeps open: sealed
-// segments and indexes that were read lately.
-const idleFiles = 4
 
 // errGone says that a segment was removed; its reader looks at the log anew.
 var errGone = errors.New("the segment was removed")
@@ -19,7 +16,9 @@ var errGone = errors.New("the segment was removed")
 type handle struct {
 	fs   vfs.FS
 	path string
-	idle *idleSet
+	idle *IdleFiles
+	// place is where it is among the idle files, guarded by theirs.
+	place *list.Element
 
 	// mu guards the fields below.
 	mu    sync.Mutex
@@ -114,6 +113,7 @@ func (h *handle) retire() {
 	}
 	h.mu.Unlock()
 	closeUnused(drop)
+	h.idle.remove(h)
 }
 
 // closeIfIdle closes the file unless it is used.
@@ -135,26 +135,29 @@ func closeUnused(f vfs.File) {
 	}
 }
 
-// An idleSet bounds how many files stay open without a user.
-type idleSet struct {
+// IdleFiles bounds how many files stay open that nobody uses at the moment:
+// sealed segments that were read lately, and indexes. Logs may share one.
+type IdleFiles struct {
+	limit int
+
 	// mu guards the fields below. It is never held while a handle's is taken.
 	mu      sync.Mutex
-	handles []*handle // least recently used first
+	handles list.List // of *handle, least recently used first
 }
 
-func (s *idleSet) add(h *handle) {
+// NewIdleFiles returns a bound of limit files.
+func NewIdleFiles(limit int) *IdleFiles { return &IdleFiles{limit: limit} }
+
+func (s *IdleFiles) add(h *handle) {
 	s.mu.Lock()
-	for i, other := range s.handles {
-		if other == h {
-			s.handles = append(s.handles[:i], s.handles[i+1:]...)
-			break
-		}
+	if h.place != nil {
+		s.handles.MoveToBack(h.place)
+	} else {
+		h.place = s.handles.PushBack(h)
 	}
-	s.handles = append(s.handles, h)
 	var victim *handle
-	if len(s.handles) > idleFiles {
-		victim = s.handles[0]
-		s.handles = append(s.handles[:0], s.handles[1:]...)
+	if s.handles.Len() > s.limit {
+		victim = s.takeLocked(s.handles.Front())
 	}
 	s.mu.Unlock()
 
@@ -163,10 +166,28 @@ func (s *idleSet) add(h *handle) {
 	}
 }
 
-func (s *idleSet) closeAll() {
+func (s *IdleFiles) takeLocked(e *list.Element) *handle {
+	h, _ := s.handles.Remove(e).(*handle)
+	h.place = nil
+	return h
+}
+
+func (s *IdleFiles) remove(h *handle) {
 	s.mu.Lock()
-	all := s.handles
-	s.handles = nil
+	defer s.mu.Unlock()
+
+	if h.place != nil {
+		s.takeLocked(h.place)
+	}
+}
+
+// closeAll closes all of them that are not in use again.
+func (s *IdleFiles) closeAll() {
+	s.mu.Lock()
+	var all []*handle
+	for s.handles.Len() > 0 {
+		all = append(all, s.takeLocked(s.handles.Front()))
+	}
 	s.mu.Unlock()
 
 	for _, h := range all {
