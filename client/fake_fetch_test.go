@@ -38,7 +38,6 @@ type fakeSub struct {
 	next   int64 // -1: EARLIEST
 	stop   int64
 	tag    uint64
-	paused bool
 }
 
 func (f *fakeBroker) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runnelv1.FetchResponse]) error {
@@ -48,9 +47,7 @@ func (f *fakeBroker) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, run
 	x := &fakeSession{f: f, number: f.fetches, wake: make(chan struct{}, 1)}
 	f.mu.Unlock()
 	defer f.locked(func() { f.open-- })
-	var reading sync.WaitGroup
-	defer reading.Wait()
-	reading.Go(func() {
+	f.readers.Go(func() { // it ends when the stream does, which is after this
 		for {
 			req, err := s.Recv()
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
@@ -31,6 +32,7 @@ type fakeBroker struct {
 	validator *record.Validator
 	lis       *bufconn.Listener
 	srv       *grpc.Server
+	readers   sync.WaitGroup // of fetch streams
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -78,7 +80,8 @@ func newFake(t *testing.T, topics map[string]int) *fakeBroker {
 	t.Helper()
 	f := &fakeBroker{
 		validator: record.NewValidator(record.NewCodec(), 2),
-		lis:       bufconn.Listen(1 << 20), srv: grpc.NewServer(grpc.MaxRecvMsgSize(5 << 20)),
+		lis:       bufconn.Listen(1 << 20), srv: grpc.NewServer(grpc.MaxRecvMsgSize(5<<20),
+			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true})),
 		topics: map[string]*fakeTopic{}, changed: make(chan struct{}),
 	}
 	for name, n := range topics {
@@ -91,6 +94,7 @@ func newFake(t *testing.T, topics map[string]int) *fakeBroker {
 	t.Cleanup(func() {
 		f.srv.Stop()
 		serving.Wait()
+		f.readers.Wait()
 	})
 	return f
 }

@@ -20,13 +20,6 @@ import (
 
 func itoa[N int | int64](n N) string { return strconv.FormatInt(int64(n), 10) }
 
-// bubble runs a test in virtual time. What is left running when it ends fails
-// it.
-func bubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, f)
-}
-
 // A tally collects results by the record's value.
 type tally struct {
 	// mu guards the fields below
@@ -158,7 +151,7 @@ func TestProducer_allIsStoredInOrder(t *testing.T) {
 		"memory and linger": {client.Linger(time.Second), client.MaxBufferedBytes(4 << 10)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				f := newFake(t, map[string]int{"t": 1})
 				p := producer(t, f.client(t), opts...)
 				y := newTally()
@@ -175,7 +168,7 @@ func TestProducer_allIsStoredInOrder(t *testing.T) {
 }
 
 func TestProducer_absentAndEmptyDiffer(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		p := producer(t, f.client(t))
 		at := time.UnixMilli(1_700_000_000_123)
@@ -214,7 +207,7 @@ func TestProducer_absentAndEmptyDiffer(t *testing.T) {
 
 // A full buffer, and a caller that waits for its record, end the linger.
 func TestProducer_lingerEndsEarly(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		p := producer(t, f.client(t), client.Linger(10*time.Second), client.MaxBufferedBytes(1<<10), client.BatchBytes(1<<10))
 		y := newTally()
@@ -246,7 +239,7 @@ func TestProducer_lingerEndsEarly(t *testing.T) {
 
 // A batch that is too large for the broker is cut up, and each part once.
 func TestProducer_splitsWhatIsTooLarge(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.maxBatch = 100 << 10
 		p := producer(t, f.client(t), client.BatchBytes(2<<20))
@@ -267,7 +260,7 @@ func TestProducer_splitsWhatIsTooLarge(t *testing.T) {
 
 // What can never be taken fails at once, alone, and is not tried again.
 func TestProducer_permanentErrors(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		p := producer(t, f.client(t))
 		y := newTally()
@@ -310,7 +303,7 @@ func refuse(r runnelv1.ErrorReason, c codes.Code, nth ...int) func(int, *runnelv
 func TestProducer_refusedForNowIsSentAgainInOrder(t *testing.T) {
 	for _, nth := range [][]int{{1}, {1, 2, 3}, {2, 3, 4, 5, 6, 7, 8}} {
 		t.Run(fmt.Sprint(nth), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				f := newFake(t, map[string]int{"t": 1})
 				f.onProduce = refuse(runnelv1.ErrorReason_ERROR_REASON_NOT_ENOUGH_REPLICAS, codes.Unavailable, nth...)
 				p := producer(t, f.client(t), client.BatchBytes(1<<10))
@@ -327,7 +320,7 @@ func TestProducer_refusedForNowIsSentAgainInOrder(t *testing.T) {
 // When later records were stored already, the refused ones fail for certain:
 // sending them again would change the order.
 func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		p := producer(t, f.client(t), client.BatchBytes(1<<10))
 		y := newTally()
@@ -350,7 +343,7 @@ func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
 
 // A broken stream leaves what is unanswered unknown, and it is not sent again.
 func TestProducer_brokenStreamLeavesUnknown(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
 			switch n {
@@ -381,7 +374,7 @@ func TestProducer_brokenStreamLeavesUnknown(t *testing.T) {
 
 // What the broker says it never read is sent again, and all is stored once.
 func TestProducer_finalGoawayIsNoLoss(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
 			return action{final: n == 4 || n == 9, drain: n == 14}
@@ -396,7 +389,7 @@ func TestProducer_finalGoawayIsNoLoss(t *testing.T) {
 }
 
 func TestProducer_uncertainAnswersAreUnknown(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
 			switch n {
@@ -436,10 +429,10 @@ func TestProducer_deliveryTimeout(t *testing.T) {
 		"always draining": {func(f *fakeBroker) { f.onProduce = always(action{final: true}) }, client.Failed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				f := newFake(t, map[string]int{"t": 1})
 				c.do(f)
-				p := producer(t, f.client(t), client.DeliveryTimeout(5*time.Second), client.BatchBytes(1<<10))
+				p := producer(t, f.client(t), client.DeliveryTimeout(5010*time.Millisecond), client.BatchBytes(1<<10)) // not at the moment of a retry
 				y := newTally()
 				begun := time.Now()
 				send(t, p, y, 0, 10)
@@ -475,7 +468,7 @@ func TestProducer_flushAndCloseHonourTheirContext(t *testing.T) {
 		"never known": func(f *fakeBroker) { delete(f.topics, "t"); f.down = true; f.srv.Stop() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				f := newFake(t, map[string]int{"t": 1})
 				p := producer(t, f.client(t))
 				y := newTally()
@@ -516,7 +509,7 @@ func within(t *testing.T, what string, call func(context.Context) error) {
 }
 
 func TestProducer_memoryIsBounded(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} }
 		p := producer(t, f.client(t), client.MaxBufferedBytes(10<<10), client.BatchBytes(2<<10), client.DeliveryTimeout(10*time.Second))
@@ -538,7 +531,7 @@ func TestProducer_memoryIsBounded(t *testing.T) {
 			t.Errorf("%d of %d records found no room, want at least 30 of 40", waited, len(y.results))
 		}
 	})
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{wait: time.Second} }
 		p := producer(t, f.client(t), client.MaxBufferedBytes(10<<10), client.FailWhenFull())
@@ -555,7 +548,7 @@ func TestProducer_memoryIsBounded(t *testing.T) {
 
 // A stream that is refused outright has stored nothing.
 func TestProducer_refusedStream(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(int, *runnelv1.ProduceRequest) action {
 			return action{kill: status.Error(codes.PermissionDenied, "not you")}
@@ -571,7 +564,7 @@ func TestProducer_refusedStream(t *testing.T) {
 // A topic that was deleted and created again takes no old writes, and takes new
 // ones.
 func TestProducer_topicCreatedAgain(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 3})
 		p := producer(t, f.client(t), client.PartitionBy(client.Manual))
 		one := func(part int32) error {
@@ -599,7 +592,7 @@ func TestProducer_topicCreatedAgain(t *testing.T) {
 }
 
 func TestProducer_partitions(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 4})
 		p := producer(t, f.client(t), client.BatchBytes(1<<10))
 		y := newTally()

@@ -365,8 +365,9 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		r.queue[0] = nil
 		r.queue = r.queue[1:]
 		if b.err != nil {
+			err := &PartitionError{Topic: b.a.topic, Partition: b.a.partition, Err: b.err}
 			r.releaseLocked(b)
-			return nil, &PartitionError{Topic: b.a.topic, Partition: b.a.partition, Err: b.err}
+			return nil, err
 		}
 		b.a.pos = b.next
 		if b.fetched.Batches == 0 { // it only moves the position
