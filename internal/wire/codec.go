@@ -9,13 +9,15 @@
 //   - a Message received is the bytes as they came. Unmarshalling it cannot
 //     fail, so what is wrong with it is said by the handler, inside the answer,
 //     and the stream lives on;
-//   - ProduceRequest, ProduceResponse and FetchResponse are encoded and parsed
-//     by hand, in place, without an allocation a record.
+//   - ProduceRequest, ProduceResponse, FetchResponse and the ReplicateResponse
+//     with data are encoded and parsed by hand, in place, without an allocation
+//     a record.
 //
 // The forms say what the generated code would say of the same bytes; fuzz tests
-// hold them to it. Two things differ on purpose: a singular message field that
+// hold them to it. Three things differ on purpose: a singular message field that
 // occurs twice is refused instead of merged where merging would need a copy,
-// and the content of a RecordBatch is nobody's business here.
+// batches between brokers have to lie together, and the content of a RecordBatch
+// is nobody's business here.
 package wire
 
 import (
