@@ -18,7 +18,7 @@ import (
 // a picture of the cluster that never was.
 func (i *Image) Next(controllerEpoch, revision int64, objects []*controllerv1.MetadataObject) (*Image, error) {
 	next := &Image{
-		Revision: revision, ControllerEpoch: controllerEpoch, ClusterID: i.ClusterID, Self: i.Self,
+		Revision: revision, ControllerEpoch: controllerEpoch, ClusterID: i.ClusterID, Self: i.Self, Session: i.Session,
 		brokers: maps.Clone(i.brokers), topics: i.topics, names: i.names,
 	}
 	b := builder{

@@ -183,6 +183,10 @@ func (c *connection) handle(m *controllerv1.SessionResponse) error {
 		return c.delta(m.GetDelta())
 	case m.GetMayDrain() != nil:
 		c.session.box.drain()
+	case m.GetRejections() != nil:
+		c.rejected(m.GetRejections())
+	case m.GetHandOver() != nil:
+		c.handOver(m.GetHandOver())
 	}
 	return nil
 }
@@ -218,7 +222,7 @@ func (c *connection) piece(p *controllerv1.MetadataSnapshot) error {
 	if !p.GetComplete() {
 		return nil
 	}
-	empty := &Image{Self: c.session.store.Load().Self, ClusterID: c.clusterID}
+	empty := &Image{Self: c.session.store.Load().Self, ClusterID: c.clusterID, Session: c.session.box.snapshotDone()}
 	img, err := empty.Next(c.epoch, p.GetRevision(), c.snapshot)
 	if err != nil {
 		return err

@@ -122,6 +122,9 @@ type Image struct {
 	ControllerEpoch int64
 	ClusterID       string
 	Self            BrokerID
+	// Session counts the snapshots this broker was given. An image of a higher
+	// number settles all that was asked of the controller under a lower one.
+	Session uint64
 
 	brokers map[BrokerID]*Broker
 	topics  shards[uuid.UUID, *Topic]

@@ -40,6 +40,13 @@ type outbox struct {
 	asking    []chan struct{} // to be asked with the next heartbeat
 	confirmAt time.Time       // when the last heartbeat that was answered was sent
 
+	// session is the number of the snapshot that this connection was given, 0
+	// before it is complete; snapshots is the last number used.
+	session   uint64
+	snapshots uint64
+	proposals []Proposal
+	once      []*controllerv1.SessionRequest // for this connection only
+
 	leaving     bool
 	sentLeaving bool
 	mayDrain    chan struct{}
@@ -140,6 +147,7 @@ func (b *outbox) attach(c controllerv1.ControllerServiceClient, addr string, epo
 	b.mu.Lock()
 	b.client, b.addr, b.brokerEpoch, b.timeout = c, addr, epoch, timeout
 	b.sentReports, b.sentApplied, b.sentLeaving = false, 0, false
+	b.session, b.proposals, b.once = 0, nil, nil
 	b.sentAt = map[uint64]time.Time{}
 	b.asked = map[uint64][]chan struct{}{}
 	for id := range b.removed {
@@ -265,6 +273,9 @@ func (b *outbox) due() (out []*controllerv1.SessionRequest, beat bool) {
 		b.sentLeaving = true
 		out = append(out, &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_ShuttingDown{ShuttingDown: &controllerv1.ShuttingDown{}}})
 	}
+	out = append(out, b.dueProposalsLocked()...)
+	out = append(out, b.once...)
+	b.once = nil
 	return out, len(b.asking) > 0 || b.applied > b.sentApplied
 }
 

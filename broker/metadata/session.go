@@ -99,9 +99,10 @@ var errStaleController = errors.New("the controller's epoch is lower than one he
 // A Session keeps the broker registered with the active controller, and the
 // store up to date. All methods may be called from any goroutine.
 type Session struct {
-	cfg   SessionConfig
-	store *Store
-	box   outbox
+	cfg     SessionConfig
+	store   *Store
+	box     outbox
+	handler Handler // nil: nobody listens
 }
 
 // NewSession returns a session that has not begun.
