@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
@@ -27,14 +28,16 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended,
 		return Appended{}, err
 	}
 	t := p.Topic()
+	p.busySince.Store(time.Now().UnixNano())
 	got, err := p.log.Append(b, st.Epoch, timestampType(t.Config.TimestampType))
+	p.busySince.Store(0)
 	if err != nil {
 		return Appended{}, p.appendFailed(b, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.core.appended(got.Last + 1)
+	p.core.appended(got.Last+1, time.Now())
 	p.publishLocked()
 	if p.core.sync {
 		p.flushLocked()
@@ -53,6 +56,9 @@ func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 		}
 		return facts(ErrFencedEpoch, map[string]string{"leaderEpoch": format(st.Epoch)},
 			"%s: the leader epoch is %d, not %d: refresh the metadata", p, st.Epoch, *epoch)
+	}
+	if st.Moving {
+		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrMoving)
 	}
 	if !st.MinISRMet {
 		p.mu.Lock()

@@ -2,13 +2,15 @@ package partition
 
 import (
 	"slices"
+	"time"
 
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
-// A core decides what is committed. It is pure: events go in, the high
-// watermark comes out; no goroutine, no clock, no I/O. Its caller serializes
+// A core decides what is committed, whom to count on for it, and what a follower
+// may do to its log. It is pure: events and times go in, the high watermark and
+// things to do come out; no goroutine, no clock, no I/O. Its caller serializes
 // the events.
 type core struct {
 	self  metadata.BrokerID
@@ -18,25 +20,52 @@ type core struct {
 	// there, it may be below what an earlier leader has committed.
 	leso record.Offset
 
-	// Invariant: logStart <= hw <= written, and while leading hw never falls.
+	// Invariant: logStart <= hw <= own.written. While leading hw never falls;
+	// while following it falls only by a cut.
 	logStart record.Offset
 	hw       record.Offset
-	// own is how far this broker's log goes.
+	// own is how far this broker's log goes. Invariant: own.durable may be ahead
+	// of a cut for a moment; what counts is never above own.written.
 	own progress
 
-	// committed is the ISR the controller remembers; proposals are changes to
-	// it whose outcome is unknown. The high watermark is held back by every
-	// member of any of them, because each may be what the controller elects
-	// from; but only committed members count towards minISR, because a proposed
-	// one may never become electable-only.
+	// committed is the ISR the controller remembers, elr who else it may elect;
+	// proposals are changes whose outcome is unknown. The high watermark is held
+	// back by every member of any of them, because each may be what the
+	// controller elects from; but only committed members count towards minISR,
+	// because a proposed one may never become electable.
 	committed []metadata.BrokerID
-	proposals [][]metadata.BrokerID
+	elr       []metadata.BrokerID
+	replicas  []metadata.BrokerID
 	minISR    int
 	sync      bool
 
-	// acks are those of this epoch: what a member said in another one may have
-	// been truncated since.
-	acks map[metadata.BrokerID]progress
+	// Invariant: each proposal's base is partitionEpoch and its session is
+	// session; a change of either settles it. At most one is made at a time, but
+	// no outcome is ever assumed.
+	proposals      []proposal
+	partitionEpoch int64
+	session        uint64
+	retryAt        time.Time // no proposal before: the last one was rejected
+
+	// followers are those that subscribed in this epoch: what a replica said in
+	// another one may have been cut since.
+	followers map[metadata.BrokerID]*follower
+	lag       lagClock
+	moving    bool // being handed over: nothing is appended
+
+	// Who is registered as the broker id: its epoch, and whether it may join an
+	// ISR. Nil: nobody is known.
+	registered func(id metadata.BrokerID) (epoch int64, eligible bool)
+
+	follow follow
+}
+
+// A proposal is an ISR the controller was asked for.
+type proposal struct {
+	isr     []metadata.BrokerID
+	base    int64 // the partition epoch it starts from: the controller compares it
+	session uint64
+	number  uint64
 }
 
 // progress is how far a replica has come: ends, exclusive.
@@ -55,52 +84,70 @@ const (
 )
 
 // lead begins an epoch.
-func (c *core) lead(p *metadata.Partition, own progress) {
+func (c *core) lead(p *metadata.Partition, session uint64, own progress, now time.Time) {
 	c.role, c.epoch = leading, p.LeaderEpoch
 	c.leso, c.own = own.written, own
-	c.acks = map[metadata.BrokerID]progress{}
-	c.proposals = nil
+	c.followers = map[metadata.BrokerID]*follower{}
+	c.proposals, c.retryAt, c.moving = nil, time.Time{}, false
+	c.follow = follow{}
 	c.hw = min(max(c.hw, c.logStart), own.written)
-	c.resolve(p)
-}
-
-// resolve takes the committed state of the partition; it settles every
-// proposal.
-func (c *core) resolve(p *metadata.Partition) {
-	c.committed, c.minISR, c.sync = p.ISR, p.MinISR, p.Sync
-	c.proposals = nil
+	c.lag.begin(c.hw, own.written, now)
+	c.take(p, session)
 	c.advance()
 }
 
-// propose notes that the controller was asked for another ISR.
-func (c *core) propose(isr []metadata.BrokerID) { c.proposals = append(c.proposals, isr) }
+// take copies the committed state of the partition.
+func (c *core) take(p *metadata.Partition, session uint64) {
+	c.committed, c.elr, c.replicas, c.minISR, c.sync = p.ISR, p.ELR, p.Replicas, p.MinISR, p.Sync
+	c.partitionEpoch, c.session = p.PartitionEpoch, session
+}
 
-// step down from leading, or from nothing.
-func (c *core) stop(r role, epoch record.Epoch) {
-	c.role, c.epoch = r, epoch
-	c.proposals, c.acks = nil, nil
+// resolve takes a newer committed state. It settles the proposals that started
+// from an older partition epoch, for the controller compares it; and all, when
+// it comes with a new session's snapshot, before which the controller carried
+// out or dropped what earlier sessions asked for. Nothing else settles any.
+func (c *core) resolve(p *metadata.Partition, session uint64) {
+	if p.PartitionEpoch < c.partitionEpoch && session == c.session {
+		return
+	}
+	if p.PartitionEpoch > c.partitionEpoch || session > c.session {
+		c.proposals, c.retryAt = nil, time.Time{}
+	}
+	c.take(p, session)
+	c.advance()
+}
+
+// stand takes the committed state of a partition this broker does not lead. When
+// that is another leadership than before, whatever was under way is dropped, and
+// stand returns true.
+func (c *core) stand(r role, p *metadata.Partition, session uint64) bool {
+	if c.role == r && c.epoch == p.LeaderEpoch && c.follow.leader == p.Leader {
+		c.follow.lossy = p.LossyEpochs
+		c.take(p, session)
+		return false
+	}
+	c.role, c.epoch = r, p.LeaderEpoch
+	c.proposals, c.followers, c.moving = nil, nil, false
+	c.lag = lagClock{max: c.lag.max}
+	c.follow = follow{leader: p.Leader, lossy: p.LossyEpochs}
+	c.take(p, session)
+	return true
 }
 
 // appended notes the end of the own log. It reports whether the high watermark
 // moved, as the next two do.
-func (c *core) appended(end record.Offset) bool {
-	c.own.written = max(c.own.written, end)
+func (c *core) appended(end record.Offset, now time.Time) bool {
+	if end > c.own.written {
+		c.charge(now)
+		c.own.written = end
+		c.lag.appended(c.hw, end, now)
+	}
 	return c.advance()
 }
 
 // synced notes how much of the own log the disk has.
 func (c *core) synced(durable record.Offset) bool {
 	c.own.durable = max(c.own.durable, durable)
-	return c.advance()
-}
-
-// acked notes what a follower has, in this epoch.
-func (c *core) acked(id metadata.BrokerID, epoch record.Epoch, p progress) bool {
-	if c.role != leading || epoch != c.epoch {
-		return false
-	}
-	old := c.acks[id]
-	c.acks[id] = progress{max(old.written, p.written), max(old.durable, p.durable)}
 	return c.advance()
 }
 
@@ -117,15 +164,30 @@ func (c *core) enough() bool { return len(c.committed) >= c.minISR }
 // have committed.
 func (c *core) settled() bool { return c.role == leading && c.hw >= c.leso }
 
-// alone says whether no other broker could be elected, so that none need
-// confirm this leadership.
-func (c *core) alone(elr []metadata.BrokerID) bool {
-	for _, set := range append([][]metadata.BrokerID{c.committed, elr}, c.proposals...) {
-		if slices.ContainsFunc(set, func(id metadata.BrokerID) bool { return id != c.self }) {
-			return false
+// drained says whether all that was appended is committed.
+func (c *core) drained() bool { return c.role == leading && c.hw == c.own.written }
+
+// others yields each other broker of the sets once.
+func (c *core) others(yield func(metadata.BrokerID) bool, sets ...[]metadata.BrokerID) {
+	for i, set := range sets {
+		for _, id := range set {
+			if id == c.self || slices.ContainsFunc(sets[:i], func(s []metadata.BrokerID) bool { return slices.Contains(s, id) }) {
+				continue
+			}
+			if !yield(id) {
+				return
+			}
 		}
 	}
-	return true
+}
+
+// maximal returns the committed ISR and all proposed ones.
+func (c *core) maximal() [][]metadata.BrokerID {
+	sets := [][]metadata.BrokerID{c.committed}
+	for _, p := range c.proposals {
+		sets = append(sets, p.isr)
+	}
+	return sets
 }
 
 // advance moves the high watermark to the least that any member of the maximal
@@ -135,18 +197,23 @@ func (c *core) advance() bool {
 		return false
 	}
 	hw := c.counted(c.own)
-	for _, set := range append([][]metadata.BrokerID{c.committed}, c.proposals...) {
-		for _, id := range set {
-			if id != c.self {
-				hw = min(hw, c.counted(c.acks[id])) // no ack in this epoch: 0
-			}
-		}
-	}
+	c.others(func(id metadata.BrokerID) bool {
+		hw = min(hw, c.held(id))
+		return hw > c.hw
+	}, c.maximal()...)
 	if hw <= c.hw {
 		return false
 	}
 	c.hw = hw
 	return true
+}
+
+// held is what of a follower's log counts: nothing without an ack in this epoch.
+func (c *core) held(id metadata.BrokerID) record.Offset {
+	if f := c.followers[id]; f != nil && c.current(id, f) {
+		return c.counted(f.progress)
+	}
+	return 0
 }
 
 // counted is what of a replica's progress counts under the flush mode.
@@ -155,4 +222,19 @@ func (c *core) counted(p progress) record.Offset {
 		return min(p.durable, p.written)
 	}
 	return p.written
+}
+
+// deletedBelow says whether every member of the committed ISR begins at start or
+// later.
+func (c *core) deletedBelow(start record.Offset) bool {
+	if c.role != leading || c.logStart < start {
+		return false
+	}
+	all := true
+	c.others(func(id metadata.BrokerID) bool {
+		f := c.followers[id]
+		all = f != nil && c.current(id, f) && f.logStart >= start
+		return all
+	}, c.committed)
+	return all
 }

@@ -3,6 +3,7 @@ package partition
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -19,9 +20,28 @@ func ids(in ...int) []metadata.BrokerID {
 }
 
 func led(isr []metadata.BrokerID, minISR int, sync bool) *core {
-	c := &core{self: 1}
-	c.lead(&metadata.Partition{Leader: 1, LeaderEpoch: 1, ISR: isr, MinISR: minISR, Sync: sync}, progress{})
+	c := &core{self: 1, lag: lagClock{max: 10 * time.Second}}
+	c.lead(&metadata.Partition{Leader: 1, LeaderEpoch: 1, PartitionEpoch: 1, Replicas: ids(1, 2, 3, 4), ISR: isr, MinISR: minISR, Sync: sync}, 1, progress{}, t0)
 	return c
+}
+
+// t0 is when tests of the core begin.
+var t0 = time.UnixMilli(1_700_000_000_000) //nolint:gochecknoglobals // a constant, which Go can't have of this type
+
+// says acknowledges as a follower that subscribed at the log start.
+func says(c *core, id metadata.BrokerID, epoch record.Epoch, p progress) bool {
+	if c.role != leading {
+		return false
+	}
+	if c.followers[id] == nil {
+		c.followers[id] = &follower{subscription: 1, subscribed: true, credit: true, accepted: t0, chargedTo: t0}
+	}
+	return c.ack(FollowerAck{Follower: id, Epoch: epoch, Subscription: 1, Written: p.written, Durable: p.durable}, t0)
+}
+
+// asks makes a proposal as if its conditions held.
+func asks(c *core, isr []metadata.BrokerID) {
+	c.proposals = append(c.proposals, proposal{isr: isr, base: c.partitionEpoch, session: c.session, number: uint64(len(c.proposals) + 1)})
 }
 
 func wantHW(t *testing.T, c *core, want record.Offset, after string) {
@@ -33,10 +53,10 @@ func wantHW(t *testing.T, c *core, want record.Offset, after string) {
 
 func TestCommit_alone(t *testing.T) {
 	c := led(ids(1), 1, false)
-	c.appended(5)
+	c.appended(5, t0)
 	wantHW(t, c, 5, "an append that counts when written")
 	c = led(ids(1), 1, true)
-	c.appended(5)
+	c.appended(5, t0)
 	wantHW(t, c, 0, "an append that counts when durable")
 	c.synced(3)
 	wantHW(t, c, 3, "a sync of a part")
@@ -46,66 +66,66 @@ func TestCommit_alone(t *testing.T) {
 
 func TestCommit_everyMemberHoldsBack(t *testing.T) {
 	c := led(ids(1, 2, 3), 2, false)
-	c.appended(10)
-	c.acked(2, 1, progress{written: 7})
+	c.appended(10, t0)
+	says(c, 2, 1, progress{written: 7})
 	wantHW(t, c, 0, "one of two acks")
-	c.acked(3, 1, progress{written: 4})
+	says(c, 3, 1, progress{written: 4})
 	wantHW(t, c, 4, "both")
-	c.acked(3, 1, progress{written: 2}) // a late, older one
-	c.acked(2, 0, progress{written: 10})
-	c.acked(3, 0, progress{written: 10}) // of another epoch
+	says(c, 3, 1, progress{written: 2}) // a late, older one
+	says(c, 2, 0, progress{written: 10})
+	says(c, 3, 0, progress{written: 10}) // of another epoch
 	wantHW(t, c, 4, "acks that say nothing new")
-	if c.acked(9, 1, progress{written: 1}) {
-		t.Error("a stranger's ack moved it")
+	if c.ack(FollowerAck{Follower: 9, Epoch: 1, Subscription: 1, Written: 10}, t0) || c.ack(FollowerAck{Follower: 2, Epoch: 1, Subscription: 2, Written: 10}, t0) {
+		t.Error("took the ack of nobody's subscription")
 	}
 }
 
 // What is proposed must be held, and is not yet to be counted on.
 func TestCommit_proposals(t *testing.T) {
 	c := led(ids(1, 2), 2, false)
-	c.appended(10)
-	c.acked(2, 1, progress{written: 10})
+	c.appended(10, t0)
+	says(c, 2, 1, progress{written: 10})
 	wantHW(t, c, 10, "the ack")
-	c.propose(ids(1, 2, 3))
-	c.appended(20)
-	c.acked(2, 1, progress{written: 20})
+	asks(c, ids(1, 2, 3))
+	c.appended(20, t0)
+	says(c, 2, 1, progress{written: 20})
 	wantHW(t, c, 10, "a proposed member has not acked")
-	c.propose(ids(1, 2)) // another proposal; the first one's outcome is as unknown
+	asks(c, ids(1, 2)) // another proposal; the first one's outcome is as unknown
 	wantHW(t, c, 10, "a newer proposal does not undo an older one")
-	c.acked(3, 1, progress{written: 15})
+	says(c, 3, 1, progress{written: 15})
 	wantHW(t, c, 15, "it has")
-	c.resolve(&metadata.Partition{ISR: ids(1, 2), MinISR: 2})
+	c.resolve(&metadata.Partition{PartitionEpoch: c.partitionEpoch + 1, ISR: ids(1, 2), MinISR: 2}, 1)
 	wantHW(t, c, 20, "the controller said no")
 	// A proposed member does not make up for a committed one that is missing.
 	c = led(ids(1), 2, false)
-	c.propose(ids(1, 2))
-	c.appended(5)
-	c.acked(2, 1, progress{written: 5})
+	asks(c, ids(1, 2))
+	c.appended(5, t0)
+	says(c, 2, 1, progress{written: 5})
 	wantHW(t, c, 0, "min ISR met by the proposal only")
 	if c.enough() {
 		t.Error("takes writes")
 	}
-	c.resolve(&metadata.Partition{ISR: ids(1, 2), MinISR: 2})
+	c.resolve(&metadata.Partition{PartitionEpoch: c.partitionEpoch + 1, ISR: ids(1, 2), MinISR: 2}, 1)
 	wantHW(t, c, 5, "the controller said yes")
 }
 
 func TestCommit_newEpochForgetsAcks(t *testing.T) {
 	c := led(ids(1, 2), 1, false)
-	c.appended(10)
-	c.acked(2, 1, progress{written: 10})
-	c.stop(following, 2)
-	c.lead(&metadata.Partition{LeaderEpoch: 3, ISR: ids(1, 2), MinISR: 1}, progress{written: 12})
+	c.appended(10, t0)
+	says(c, 2, 1, progress{written: 10})
+	c.stand(following, &metadata.Partition{Leader: 2, LeaderEpoch: 2}, 1)
+	c.lead(&metadata.Partition{LeaderEpoch: 3, PartitionEpoch: 3, ISR: ids(1, 2), MinISR: 1}, 1, progress{written: 12}, t0)
 	if c.settled() {
 		t.Error("knows what is committed before anybody acked in its epoch")
 	}
-	c.appended(20)
+	c.appended(20, t0)
 	wantHW(t, c, 10, "an ack of an earlier epoch")
-	c.acked(2, 3, progress{written: 11})
+	says(c, 2, 3, progress{written: 11})
 	wantHW(t, c, 11, "an ack of this one")
 	if c.settled() {
 		t.Error("settled below where the epoch began")
 	}
-	c.acked(2, 3, progress{written: 12})
+	says(c, 2, 3, progress{written: 12})
 	if !c.settled() {
 		t.Error("not settled where the epoch began")
 	}
@@ -113,22 +133,27 @@ func TestCommit_newEpochForgetsAcks(t *testing.T) {
 
 func TestCommit_whoDoesNotLead(t *testing.T) {
 	c := led(ids(1), 1, false)
-	c.stop(idle, 2)
-	c.appended(5)
+	c.stand(idle, &metadata.Partition{Leader: metadata.NoBroker, LeaderEpoch: 2}, 1)
+	c.appended(5, t0)
 	wantHW(t, c, 0, "an append of nobody's")
 	// In an ISR without itself a leader must not commit.
 	c = led(ids(2), 1, false)
-	c.appended(5)
+	c.appended(5, t0)
 	wantHW(t, c, 0, "an append outside the ISR")
 }
 
-func TestAlone(t *testing.T) {
+func TestConfirmed_alone(t *testing.T) {
+	none := func(metadata.BrokerID) time.Time { return time.Time{} }
+	alone := func(c *core, elr []metadata.BrokerID) bool {
+		c.elr = elr
+		return c.confirmed(t0, time.Second, none)
+	}
 	c := led(ids(1), 1, false)
-	if !c.alone(nil) || !c.alone(ids(1)) || c.alone(ids(2)) {
+	if !alone(c, nil) || !alone(c, ids(1)) || alone(c, ids(2)) {
 		t.Error("alone by ISR and ELR")
 	}
-	c.propose(ids(1, 3))
-	if c.alone(nil) {
+	asks(c, ids(1, 3))
+	if alone(c, nil) {
 		t.Error("a proposed member can be elected")
 	}
 }
@@ -150,7 +175,7 @@ func TestCommit_property(t *testing.T) {
 			case 0:
 				end += record.Offset(rapid.Int64Range(1, 5).Draw(t, "n"))
 				held[1] = progress{end, held[1].durable}
-				c.appended(end)
+				c.appended(end, t0)
 			case 1:
 				d := record.Offset(rapid.Int64Range(0, int64(end)).Draw(t, "d"))
 				held[1] = progress{end, max(held[1].durable, d)}
@@ -163,11 +188,11 @@ func TestCommit_property(t *testing.T) {
 				if epoch == 1 {
 					held[id] = progress{max(held[id].written, w), max(held[id].durable, d)}
 				}
-				c.acked(id, epoch, progress{w, d})
+				says(c, id, epoch, progress{w, d})
 			case 3:
-				c.propose(isr.Draw(t, "proposal"))
+				asks(c, isr.Draw(t, "proposal"))
 			default:
-				c.resolve(&metadata.Partition{ISR: isr.Draw(t, "isr"), MinISR: c.minISR, Sync: c.sync})
+				c.resolve(&metadata.Partition{PartitionEpoch: c.partitionEpoch + 1, ISR: isr.Draw(t, "isr"), MinISR: c.minISR, Sync: c.sync}, 1)
 			}
 			if c.hw < before {
 				t.Fatalf("fell from %d to %d", before, c.hw)
@@ -178,7 +203,7 @@ func TestCommit_property(t *testing.T) {
 			if len(c.committed) < c.minISR {
 				t.Fatalf("moved to %d with the ISR %v, below %d", c.hw, c.committed, c.minISR)
 			}
-			for _, id := range slices.Concat(append(c.proposals, c.committed)...) {
+			for _, id := range slices.Concat(c.maximal()...) {
 				has := held[id].written
 				if c.sync {
 					has = held[id].durable

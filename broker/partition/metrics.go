@@ -47,6 +47,27 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 	})
 }
 
+// counters count what happened to any partition.
+type counters struct {
+	shrinks, expands, divergence, belowHW prometheus.Counter
+}
+
+func newCounters(reg prometheus.Registerer) *counters {
+	count := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		if reg != nil {
+			reg.MustRegister(c)
+		}
+		return c
+	}
+	return &counters{
+		shrinks:    count("isr_shrinks_total", "Replicas that left the ISR of a partition this broker leads."),
+		expands:    count("isr_expands_total", "Replicas that joined the ISR of a partition this broker leads."),
+		divergence: count("divergence_total", "Times a replica of this broker refused a leader that lacks committed records."),
+		belowHW:    count("truncated_below_hw_total", "Times a replica of this broker was cut below what was committed, after an election that lost records."),
+	}
+}
+
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/rs/zerolog"
@@ -33,6 +34,8 @@ type State struct {
 	LogEnd        record.Offset
 	// MinISRMet says whether a write with acks ALL would be taken.
 	MinISRMet bool
+	// Moving: the leadership is being handed over, and nothing is appended.
+	Moving bool
 	// Settled says whether HighWatermark covers all that earlier leaders may
 	// have committed: only then does it answer "where is the end?".
 	Settled bool
@@ -47,7 +50,21 @@ type host struct {
 	disk      func() commitlog.DiskState
 	confirmed func() bool
 	flush     func(*Partition) // asks a flusher to make p durable, soon
+	control   Control
+	number    func() uint64 // of the next proposal
+	lagMax    time.Duration
+	counters  *counters
 	log       zerolog.Logger
+}
+
+// registered says who is registered as the broker id, as the newest metadata
+// know it.
+func (h *host) registered(id metadata.BrokerID) (epoch int64, eligible bool) {
+	b, ok := h.store.Load().Broker(id)
+	if !ok {
+		return 0, false
+	}
+	return b.Epoch, b.Phase == metadata.BrokerActive
 }
 
 // A Partition is the local replica of one partition.
@@ -63,6 +80,9 @@ type Partition struct {
 
 	topic atomic.Pointer[metadata.Topic]
 	state atomic.Pointer[State]
+	// busySince is when the present write or sync began, in Unix nanoseconds; 0
+	// while there is none.
+	busySince atomic.Int64
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -73,6 +93,13 @@ type Partition struct {
 	commits commitQueue
 	reads   readQueue
 	flusher flushState
+	// refusal is what a client is told while another broker leads.
+	refusal error
+	askedAt time.Time // for another leader
+
+	subs    map[metadata.BrokerID]*subscription // of followers, while leading
+	ackNote *notifier                           // of the subscription at the leader, while following
+	deletes []*deleteWaiter
 
 	// due holds callbacks in the order of their cause. One goroutine at a time
 	// runs them, so that none overtakes another.
@@ -80,11 +107,26 @@ type Partition struct {
 	delivering bool
 }
 
-// A callback is one of the two, to be called without locks.
+// A callback is one of the three, to be called without locks.
 type callback struct {
 	commit func(error)
 	err    error
 	read   func()
+	note   *notifier
+}
+
+// A notifier is a callback that is called again and again: each call covers all
+// that happened before it began.
+type notifier struct {
+	fn  func()
+	due atomic.Bool
+}
+
+// noteLocked makes a notifier due, unless it is.
+func (p *Partition) noteLocked(n *notifier) {
+	if n != nil && n.due.CompareAndSwap(false, true) {
+		p.due = append(p.due, callback{note: n})
+	}
 }
 
 // flushState says what a flusher knows of the partition.
@@ -98,12 +140,14 @@ const (
 )
 
 func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, hw record.Offset) *Partition {
-	p := &Partition{id: t.ID, number: n, host: h, log: log, writing: make(chan struct{}, 1)}
+	p := &Partition{id: t.ID, number: n, host: h, log: log, writing: make(chan struct{}, 1), subs: map[metadata.BrokerID]*subscription{}}
 	p.topic.Store(t)
-	p.core.self = h.self
+	p.core.self, p.core.registered, p.core.lag.max = h.self, h.registered, h.lagMax
+	p.refusal = notLeader(h.store.Load(), t, n, &metadata.Partition{Leader: metadata.NoBroker})
 	p.core.logStart = log.Start()
 	p.core.own = progress{written: log.End(), durable: log.Durable()}
 	p.core.hw = min(max(hw, log.Start()), log.End())
+	p.state.Store(&State{})
 	p.mu.Lock()
 	p.publishLocked()
 	p.mu.Unlock()
@@ -126,16 +170,17 @@ func (p *Partition) Segments() int { return p.log.Segments() }
 func (p *Partition) State() State { return *p.state.Load() }
 
 // Confirmed says whether this leader may answer what a newer one could
-// contradict: it is in touch with a controller, or no other broker could have
-// been elected.
+// contradict: it is in touch with a controller, or with every other broker that
+// could have been elected.
 func (p *Partition) Confirmed() bool {
 	if p.host.confirmed() {
 		return true
 	}
+	timeout := p.host.control.Timeout()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.core.role == leading && p.core.alone(p.known.ELR)
+	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked)
 }
 
 // End returns a state whose HighWatermark may be answered as the end of the
@@ -182,15 +227,17 @@ func (p *Partition) publishLocked() {
 	st := &State{
 		Leader: p.core.role == leading, Epoch: p.core.epoch,
 		LogStart: p.core.logStart, HighWatermark: p.core.hw, LastStable: p.core.hw, LogEnd: p.core.own.written,
-		MinISRMet: p.core.enough(), Settled: p.core.settled(),
+		MinISRMet: p.core.enough(), Settled: p.core.settled(), Moving: p.core.moving,
 	}
 	switch {
 	case p.stopped != nil:
 		st.Leader, st.Settled, st.Err = false, false, p.stopped
 	case !st.Leader:
-		st.Err = notLeader(p.host.store.Load(), p.Topic(), p.number, &p.known)
+		st.Err = p.refusal
 	}
 	p.state.Store(st)
+	p.noteChangeLocked(old, st)
+	p.deletedLocked(st)
 	for _, fn := range p.commits.due(st.HighWatermark) {
 		p.due = append(p.due, callback{commit: fn})
 	}
@@ -200,15 +247,33 @@ func (p *Partition) publishLocked() {
 		}
 	}
 	readers := p.reads.due
-	if old == nil || old.Leader != st.Leader || old.Epoch != st.Epoch || old.LogStart != st.LogStart || st.Err != nil || old.Settled != st.Settled {
+	if old.Leader != st.Leader || old.Epoch != st.Epoch || old.LogStart != st.LogStart || st.Err != nil || old.Settled != st.Settled {
 		readers = func(record.Offset) []func() { return p.reads.all() }
 	}
 	for _, fn := range readers(st.HighWatermark) {
 		p.due = append(p.due, callback{read: fn})
 	}
-	if old != nil && old.HighWatermark != st.HighWatermark {
+	if old.HighWatermark != st.HighWatermark {
 		p.log.SetHighWatermark(st.HighWatermark)
 	}
+}
+
+// noteChangeLocked tells the other ends of subscriptions what changed.
+func (p *Partition) noteChangeLocked(old, st *State) {
+	if st.Leader {
+		if old.LogEnd == st.LogEnd && old.HighWatermark == st.HighWatermark && old.LogStart == st.LogStart && old.MinISRMet == st.MinISRMet {
+			return
+		}
+		for _, s := range p.subs {
+			p.noteLocked(s.note)
+		}
+		return
+	}
+	for _, s := range p.subs { // they have ended
+		p.noteLocked(s.note)
+	}
+	clear(p.subs)
+	p.noteLocked(p.ackNote)
 }
 
 // stop takes the partition out of service for good, and says so to all who

@@ -36,6 +36,31 @@ type session struct {
 	removed   []uuid.UUID
 	applied   int64
 	confirmed bool
+	handler   metadata.Handler
+	proposals []metadata.Proposal
+	asked     []metadata.LeadershipRequest
+	released  []metadata.Released
+}
+
+func (s *session) Handle(h metadata.Handler) { s.handler = h }
+func (s *session) Timeout() time.Duration    { return 3 * time.Second }
+
+func (s *session) Propose(ps ...metadata.Proposal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.proposals = append(s.proposals, ps...)
+}
+
+func (s *session) AskLeader(r metadata.LeadershipRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = append(s.asked, r)
+}
+
+func (s *session) Release(r metadata.Released) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.released = append(s.released, r)
 }
 
 func (s *session) Report(r []metadata.ReplicaReport) {
@@ -267,24 +292,24 @@ func TestOffsets(t *testing.T) {
 			r.append(p, 1)
 		}
 		synctest.Wait()
-		if start, err := p.DeleteRecords(7); err != nil || start != 7 {
+		if start, err := p.DeleteRecords(t.Context(), 7); err != nil || start != 7 {
 			t.Errorf("deleted to %d, %v", start, err)
 		}
 		if st, err := p.End(); err != nil || st.LogStart != 7 || st.HighWatermark != 10 {
 			t.Errorf("%+v, %v", st, err)
 		}
-		if start, err := p.DeleteRecords(3); err != nil || start != 7 {
+		if start, err := p.DeleteRecords(t.Context(), 3); err != nil || start != 7 {
 			t.Errorf("the log start fell to %d, %v", start, err)
 		}
 		for _, bad := range []record.Offset{11, -2} {
-			if _, err := p.DeleteRecords(bad); !errors.Is(err, ErrOffsetOutOfRange) {
+			if _, err := p.DeleteRecords(t.Context(), bad); !errors.Is(err, ErrOffsetOutOfRange) {
 				t.Errorf("DeleteRecords(%d): %v", bad, err)
 			}
 		}
 		if _, err := p.Read(make([]byte, 1000), 3, 10); !errors.Is(err, ErrOffsetOutOfRange) {
 			t.Errorf("below the log start: %v", err)
 		}
-		if start, err := p.DeleteRecords(ToHighWatermark); err != nil || start != 10 {
+		if start, err := p.DeleteRecords(t.Context(), ToHighWatermark); err != nil || start != 10 {
 			t.Errorf("deleted all to %d, %v", start, err)
 		}
 		r.end(true)

@@ -71,44 +71,6 @@ func (p *Partition) OffsetForTime(ms int64) (off record.Offset, tsMs int64, foun
 	return off, tsMs, found, err
 }
 
-// ToHighWatermark asks DeleteRecords for all that is committed.
-const ToHighWatermark record.Offset = -1
-
-// DeleteRecords makes before, or the high watermark for ToHighWatermark, the
-// log start, and returns the log start there is then: it never falls.
-func (p *Partition) DeleteRecords(before record.Offset) (logStart record.Offset, err error) {
-	p.writing <- struct{}{}
-	logStart, err = p.deleteToken(before)
-	<-p.writing
-	p.deliver()
-	return logStart, err
-}
-
-// deleteToken needs the writing token.
-func (p *Partition) deleteToken(before record.Offset) (record.Offset, error) {
-	st, err := p.End()
-	if err != nil {
-		return 0, err
-	}
-	if before == ToHighWatermark {
-		before = st.HighWatermark
-	}
-	if before < 0 || before > st.HighWatermark {
-		return 0, outOfRange(&st, before)
-	}
-	if before > st.LogStart {
-		if err := p.log.DeleteBefore(before); err != nil {
-			return 0, p.changeFailed("delete records of", err)
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.core.cut(p.log.Start())
-	p.publishLocked()
-	return p.core.logStart, nil
-}
-
 func (p *Partition) changeFailed(what string, err error) error {
 	switch {
 	case errors.Is(err, commitlog.ErrFailed):

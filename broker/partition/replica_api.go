@@ -30,7 +30,7 @@ type FollowerSubscribe struct {
 	// Leader is who is meant to get it; only the follower's end reads it.
 	Leader       metadata.BrokerID
 	Epoch        record.Epoch // leader epoch
-	Subscription int64        // never used again in the follower's incarnation
+	Subscription int64        // rises with each subscription of the follower's incarnation
 	NextOffset   record.Offset
 	LastEpoch    record.Epoch // of the record before NextOffset, if HasLastEpoch
 	HasLastEpoch bool
@@ -133,84 +133,3 @@ func (l *Link) at() time.Time {
 	}
 	return time.Time{}
 }
-
-// Subscribe judges a follower's wish. When it is accepted, notify is called
-// from then on, without locks, whenever there may be something for the follower:
-// bytes, a progress, or the subscription's end. It must not block. Errors:
-// ErrPark, and why the partition can't be served here at all.
-func (p *Partition) Subscribe(s FollowerSubscribe, link *Link, notify func()) (SubscribeAnswer, error) {
-	return SubscribeAnswer{}, ErrPark
-}
-
-// ReadReplica copies stored batches from offset from on, up to the log's end,
-// for a subscription. Errors: ErrNotSubscribed, ErrShortBuffer, and those of
-// Read.
-func (p *Partition) ReadReplica(dst []byte, follower metadata.BrokerID, subscription int64, from record.Offset) (ReplicaRead, error) {
-	return ReplicaRead{}, ErrNotSubscribed
-}
-
-// ReplicaProgress returns what a subscription's follower should know;
-// false when it has ended.
-func (p *Partition) ReplicaProgress(follower metadata.BrokerID, subscription int64) (ReplicaProgress, bool) {
-	return ReplicaProgress{}, false
-}
-
-// Credit says whether the follower gave credit for more bytes of this
-// subscription. Time in which there was some, and bytes to send, is the
-// leader's own. A new subscription has credit.
-func (p *Partition) Credit(follower metadata.BrokerID, subscription int64, some bool) {}
-
-// Ack takes a follower's ack. One of another subscription or epoch is dropped.
-func (p *Partition) Ack(a FollowerAck) {}
-
-// FollowerGone ends a subscription: the follower gave it up, or its stream broke.
-func (p *Partition) FollowerGone(follower metadata.BrokerID, subscription int64) {}
-
-// Following says whom this replica is to follow, and in which leader epoch; ok
-// is false when it follows nobody.
-func (p *Partition) Following() (leader metadata.BrokerID, epoch record.Epoch, ok bool) {
-	return 0, 0, false
-}
-
-// FollowerStart begins a subscription and returns what to subscribe with; an
-// earlier one is dropped. ok is false when this replica has nobody to follow or
-// can't at present: see Following, and try again in a second. From now on notify
-// is called, without locks, whenever FollowerAck has news or the subscription
-// was dropped; it must not block. BrokerEpoch is left to the caller.
-//
-// It and the On… methods may wait for the disk, and for each other.
-func (p *Partition) FollowerStart(subscription int64, notify func()) (s FollowerSubscribe, ok bool) {
-	return FollowerSubscribe{}, false
-}
-
-// OnSubscribed does what the leader answered. again says that the log was cut or
-// emptied and a new subscription should follow at once. After an error the
-// subscription is dropped; ErrDiverged says that this leader is not followed.
-func (p *Partition) OnSubscribed(subscription int64, a SubscribeAnswer) (again bool, err error) {
-	return false, ErrNotSubscribed
-}
-
-// OnData appends a data frame. After an error the subscription is dropped.
-func (p *Partition) OnData(d Data) error { return ErrNotSubscribed }
-
-// OnProgress takes news without data. After an error the subscription is
-// dropped.
-func (p *Partition) OnProgress(subscription int64, highWatermark, logStart record.Offset) error {
-	return ErrNotSubscribed
-}
-
-// FollowerAck returns what to acknowledge now; false when the subscription is
-// not accepted, or dropped. Follower and BrokerEpoch are left to the caller.
-func (p *Partition) FollowerAck(subscription int64) (FollowerAck, bool) { return FollowerAck{}, false }
-
-// FollowerStop drops a subscription: the leader ended it, or the stream broke.
-func (p *Partition) FollowerStop(subscription int64) {}
-
-// Changed returns a channel that is closed when the set has applied the next
-// image. Who takes it first and asks then misses nothing.
-func (s *Set) Changed() <-chan struct{} { return nil }
-
-// OnFollow makes fn be called, without locks, for each partition whose leader or
-// leader epoch changed, or that this set let go, so that whom it follows is
-// looked at again. Call it before Run. fn must not block.
-func (s *Set) OnFollow(fn func(*Partition)) {}

@@ -14,16 +14,17 @@ import (
 
 // apply makes the partition what the controller says it is. mayLead is false
 // while this broker is fenced: what it reads about itself then is old.
-func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead bool) error {
+// session is that of the image.
+func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.writing <- struct{}{}
-	err := p.applyToken(t, mp, mayLead)
+	err := p.applyToken(t, mp, mayLead, session)
 	<-p.writing
 	p.deliver()
 	return err
 }
 
 // applyToken needs the writing token.
-func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool) error {
+func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.topic.Store(t)
 	p.log.SetConfig(logConfig(t, mp))
 	p.mu.Lock()
@@ -34,17 +35,18 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 	case stopped != nil:
 		return nil
 	case !mayLead || mp.Leader != p.host.self:
-		p.yield(mp)
-		return nil
+		p.yield(mp, session)
+		return p.vouch(mp, mayLead)
 	case role == leading && epoch == mp.LeaderEpoch:
 		p.mu.Lock()
-		p.core.resolve(mp)
+		p.countISRLocked(mp)
+		p.core.resolve(mp, session)
 		p.publishLocked()
 		p.keepFlushingLocked()
 		p.mu.Unlock()
 		return nil
 	}
-	p.yield(mp) // what is parked was of another epoch
+	p.yield(mp, session) // what is parked was of another epoch
 	// The epoch begins in the log before it can have a record.
 	err := p.log.StartEpoch(mp.LeaderEpoch)
 	if err == nil && p.log.Suspicion() != commitlog.NotSuspect {
@@ -60,7 +62,7 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.core.lead(mp, progress{written: p.log.End(), durable: p.log.Durable()})
+	p.core.lead(mp, session, progress{written: p.log.End(), durable: p.log.Durable()}, time.Now())
 	p.publishLocked()
 	p.keepFlushingLocked()
 	p.log.SetHighWatermark(p.core.hw)
@@ -75,8 +77,8 @@ func (p *Partition) keepFlushingLocked() {
 	}
 }
 
-// yield stops leading.
-func (p *Partition) yield(mp *metadata.Partition) {
+// yield stops leading, or following another.
+func (p *Partition) yield(mp *metadata.Partition, session uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
@@ -84,9 +86,38 @@ func (p *Partition) yield(mp *metadata.Partition) {
 	if mp.Leader != metadata.NoBroker && mp.Leader != p.host.self {
 		r = following
 	}
-	p.core.stop(r, mp.LeaderEpoch)
-	p.core.committed, p.core.minISR = mp.ISR, mp.MinISR
+	if p.core.stand(r, mp, session) {
+		p.noteLocked(p.ackNote)
+		p.ackNote = nil
+	}
+	p.refusal = notLeader(p.host.store.Load(), p.Topic(), p.number, mp)
 	p.publishLocked()
+}
+
+// vouch lifts a suspicion from a replica that has caught up: it is of the ISR
+// again, by the word of a controller that knew of the suspicion.
+func (p *Partition) vouch(mp *metadata.Partition, judged bool) error {
+	if !judged || p.log.Suspicion() == commitlog.NotSuspect || len(p.log.Damage()) > 0 || !slices.Contains(mp.ISR, p.host.self) {
+		return nil
+	}
+	if err := p.log.SetSuspicion(commitlog.NotSuspect); err != nil {
+		return p.changeFailed("vouch for", err)
+	}
+	return nil
+}
+
+// countISRLocked counts what the controller made of this leader's ISR.
+func (p *Partition) countISRLocked(mp *metadata.Partition) {
+	for _, id := range mp.ISR {
+		if !slices.Contains(p.core.committed, id) {
+			p.host.counters.expands.Inc()
+		}
+	}
+	for _, id := range p.core.committed {
+		if !slices.Contains(mp.ISR, id) {
+			p.host.counters.shrinks.Inc()
+		}
+	}
 }
 
 // logConfig is what of a topic's configuration concerns its logs.

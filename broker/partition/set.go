@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -31,6 +32,9 @@ type Config struct {
 	Flushers int
 	// Openers is how many logs are opened at a time. Default 8.
 	Openers int
+	// ReplicaLagMax is for how long a member of the ISR may lack a record.
+	// Default 10 s.
+	ReplicaLagMax time.Duration
 }
 
 // A Session is whom the Set tells how far it has come; metadata.Session.
@@ -39,6 +43,7 @@ type Session interface {
 	Removed(topic uuid.UUID)
 	Applied(revision int64)
 	Confirmed() bool
+	Control
 }
 
 // Deps are what a Set stands on.
@@ -57,6 +62,10 @@ type Set struct {
 	deps  Deps
 	host  host
 	queue *flushQueue
+	inbox inbox
+	watch followWatch
+	// proposals counts those that were ever made: their numbers.
+	proposals atomic.Uint64
 
 	// mu guards the fields below
 	mu sync.RWMutex
@@ -64,6 +73,7 @@ type Set struct {
 	parts     map[key]*Partition
 	lost      map[key]string // replicas that can't be opened, and why
 	pending   map[key]bool   // replicas to be opened when there is room for them
+	changed   chan struct{}  // closed when the next image is applied
 	recovered bool
 	found     []metadata.ReplicaReport // by recovery, until it is complete
 }
@@ -84,11 +94,19 @@ func NewSet(cfg Config, deps Deps) *Set {
 	if cfg.Openers <= 0 {
 		cfg.Openers = 8
 	}
-	s := &Set{cfg: cfg, deps: deps, queue: newFlushQueue(cfg.Flushers), parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}}
+	if cfg.ReplicaLagMax <= 0 {
+		cfg.ReplicaLagMax = 10 * time.Second
+	}
+	s := &Set{
+		cfg: cfg, deps: deps, queue: newFlushQueue(cfg.Flushers), inbox: inbox{wake: make(chan struct{}, 1)},
+		parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}, changed: make(chan struct{}),
+	}
 	s.host = host{
 		self: deps.Store.Load().Self, store: deps.Store, disk: deps.Root.Disk, confirmed: deps.Session.Confirmed,
-		flush: s.queue.push, log: deps.Log,
+		flush: s.queue.push, control: deps.Session, number: func() uint64 { return s.proposals.Add(1) },
+		lagMax: cfg.ReplicaLagMax, counters: newCounters(deps.Metrics), log: deps.Log,
 	}
+	deps.Session.Handle(&s.inbox)
 	newMetrics(s, deps.Metrics)
 	return s
 }
@@ -170,6 +188,8 @@ func (s *Set) Run(ctx context.Context) error {
 		return nil
 	})
 	g.Go(func() error { return s.follow(ctx) })
+	g.Go(func() error { return s.serveControl(ctx) })
+	g.Go(func() error { return s.watchLag(ctx) })
 	return g.Wait()
 }
 
@@ -251,6 +271,10 @@ func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 	}
 	s.complete()
 	s.deps.Session.Applied(img.Revision)
+	s.mu.Lock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.mu.Unlock()
 	return nil
 }
 
@@ -336,7 +360,12 @@ func (s *Set) place(img *metadata.Image, t *metadata.Topic, n int32) error {
 			return err
 		}
 	}
-	if err := p.apply(t, mp, s.mayLead(img)); err != nil {
+	leader, epoch, was := p.Following()
+	err := p.apply(t, mp, s.mayLead(img), img.Session)
+	if l, e, is := p.Following(); l != leader || e != epoch || is != was {
+		s.watch.tell(p)
+	}
+	if err != nil {
 		if errors.Is(err, commitlog.ErrFailed) {
 			return err
 		}
@@ -390,15 +419,17 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	return p, nil
 }
 
-// openLog opens the files of a replica. A replica that was elected in the
-// knowledge that its files are lost begins anew; what is left is set aside.
+// openLog opens the files of a replica. One whose files are lost begins anew when
+// nobody counts on it any more, or it was elected in the knowledge of the loss;
+// what is left is set aside.
 func (s *Set) openLog(t *metadata.Topic, n int32) (*commitlog.Log, commitlog.Recovery, error) {
 	mp := &t.Partitions[n]
 	open := func(create bool) (*commitlog.Log, commitlog.Recovery, error) {
 		return s.deps.Root.OpenPartition(t.ID, t.Name, n, logConfig(t, mp), create)
 	}
 	log, rec, err := open(mayCreate(s.host.self, mp))
-	if !errors.Is(err, commitlog.ErrLost) || !electedLossy(s.host.self, mp) {
+	anew := electedLossy(s.host.self, mp) || (s.Recovered() && mp.LeaderEpoch > 1 && mayCreate(s.host.self, mp))
+	if !errors.Is(err, commitlog.ErrLost) || !anew {
 		return log, rec, err
 	}
 	path, aerr := s.deps.Root.SetAside(commitlog.PartitionID{Topic: t.ID, Number: n})
@@ -422,6 +453,7 @@ func (s *Set) drop(k key, why error) {
 	}
 	p.stop(why)
 	p.deliver()
+	s.watch.tell(p)
 	p.writing <- struct{}{} // whoever is still writing ends first
 	err := s.deps.Root.ClosePartition(commitlog.PartitionID{Topic: k.topic, Number: k.n})
 	<-p.writing

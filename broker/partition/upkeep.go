@@ -27,14 +27,16 @@ func (p *Partition) flushOnce() {
 	p.mu.Lock()
 	p.flusher = flushing
 	p.mu.Unlock()
+	p.busySince.CompareAndSwap(0, time.Now().UnixNano())
 	err := p.log.Sync()
+	p.busySince.Store(0)
 	if err != nil && !errors.Is(err, commitlog.ErrClosed) {
 		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
 	}
 	p.mu.Lock()
 	again := p.flusher == dirty && err == nil
 	p.flusher = clean
-	if err == nil && p.core.synced(p.log.Durable()) {
+	if err == nil && (p.core.synced(p.log.Durable()) || p.core.role == following) {
 		p.publishLocked()
 	}
 	if again {
@@ -44,14 +46,18 @@ func (p *Partition) flushOnce() {
 	p.deliver()
 }
 
-// maintain rolls and retains, as a leader. It says what retention removed.
+// maintain rolls, and as a leader retains. It says what retention removed: a
+// follower removes what its leader has removed, and nothing else.
 func (p *Partition) maintain(now time.Time) (removed int, err error) {
-	if !p.State().Settled { // not leading, or not knowing yet what is committed
+	p.mu.Lock()
+	stopped := p.stopped != nil
+	p.mu.Unlock()
+	if stopped {
 		return 0, nil
 	}
 	p.writing <- struct{}{}
 	err = p.log.RollIfDue(now.UnixMilli())
-	if err == nil {
+	if err == nil && p.State().Settled { // leading, and knowing what is committed
 		removed, err = p.log.Retain(now.UnixMilli(), p.State().HighWatermark)
 	}
 	p.mu.Lock()

@@ -85,10 +85,14 @@ func (p *Partition) deliver() {
 		p.due = nil
 		p.mu.Unlock()
 		for _, c := range batch {
-			if c.commit != nil {
+			switch {
+			case c.commit != nil:
 				c.commit(c.err)
-			} else {
+			case c.read != nil:
 				c.read()
+			default:
+				c.note.due.Store(false) // first: what happens from here on is news
+				c.note.fn()
 			}
 		}
 		p.mu.Lock()

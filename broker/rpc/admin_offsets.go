@@ -40,7 +40,7 @@ func (s *AdminService) DeleteRecords(ctx context.Context, req *runnelv1.DeleteRe
 	resp := &runnelv1.DeleteRecordsResponse{}
 	for _, q := range req.GetPartitions() {
 		r := &runnelv1.DeleteRecordsResult{Partition: new(q.GetPartition())}
-		start, err := s.deleteRecords(t, q)
+		start, err := s.deleteRecords(ctx, t, q)
 		if err != nil {
 			r.Error = s.errors.item(err)
 		} else {
@@ -51,7 +51,7 @@ func (s *AdminService) DeleteRecords(ctx context.Context, req *runnelv1.DeleteRe
 	return resp, nil
 }
 
-func (s *AdminService) deleteRecords(t *metadata.Topic, q *runnelv1.DeleteRecordsPartition) (record.Offset, error) {
+func (s *AdminService) deleteRecords(ctx context.Context, t *metadata.Topic, q *runnelv1.DeleteRecordsPartition) (record.Offset, error) {
 	p, err := s.local(t, q.GetPartition())
 	if err != nil {
 		return 0, err
@@ -59,7 +59,7 @@ func (s *AdminService) deleteRecords(t *metadata.Topic, q *runnelv1.DeleteRecord
 	if q.GetBeforeOffset() < int64(partition.ToHighWatermark) {
 		return 0, invalid("before_offset %d: want an offset from 0, or -1 for the high watermark", q.GetBeforeOffset())
 	}
-	return p.DeleteRecords(record.Offset(q.GetBeforeOffset()))
+	return p.DeleteRecords(ctx, record.Offset(q.GetBeforeOffset()))
 }
 
 // maxOffsetAnswers bounds one answer to ListOffsets, at some 300 bytes each.

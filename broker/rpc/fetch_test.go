@@ -386,7 +386,7 @@ func TestFetch_retentionOvertakesAReader(t *testing.T) {
 			Options: &runnelv1.FetchOptions{Follow: true, Format: text, InitialCreditBytes: ptr[int64](0)}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 1)},
 		})
 		synctest.Wait()
-		if _, err := b.part("t", 0).DeleteRecords(2); err != nil {
+		if _, err := b.part("t", 0).DeleteRecords(t.Context(), 2); err != nil {
 			t.Fatal(err)
 		}
 		send(t, stream, &runnelv1.FetchRequest{CreditBytes: 1 << 20})

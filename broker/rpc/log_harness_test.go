@@ -57,6 +57,13 @@ type testSession struct {
 func (s *testSession) Report([]metadata.ReplicaReport) {}
 func (s *testSession) Removed(uuid.UUID)               {}
 func (s *testSession) Confirmed() bool                 { return true }
+
+func (s *testSession) Handle(metadata.Handler)              {}
+func (s *testSession) Propose(...metadata.Proposal)         {}
+func (s *testSession) AskLeader(metadata.LeadershipRequest) {}
+func (s *testSession) Release(metadata.Released)            {}
+func (s *testSession) Timeout() time.Duration               { return time.Second }
+
 func (s *testSession) Applied(revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
