@@ -27,6 +27,9 @@ type Config struct {
 	Listen   ListenConfig   `yaml:"listen" envPrefix:"LISTEN_"`
 	Security SecurityConfig `yaml:"security" envPrefix:"SECURITY_"`
 	Storage  StorageConfig  `yaml:"storage" envPrefix:"STORAGE_"`
+
+	Replication ReplicationConfig `yaml:"replication" envPrefix:"REPLICATION_"`
+
 	Streams  StreamsConfig  `yaml:"streams" envPrefix:"STREAMS_"`
 	Shutdown ShutdownConfig `yaml:"shutdown" envPrefix:"SHUTDOWN_"`
 	Logging  LoggingConfig  `yaml:"logging" envPrefix:"LOGGING_"`
@@ -95,6 +98,20 @@ type StorageConfig struct {
 	Flushers int `yaml:"flushers" env:"FLUSHERS"`
 }
 
+// ReplicationConfig tunes the copying between brokers.
+type ReplicationConfig struct {
+	// LagTimeMax is for how long a replica in sync may lack a record before its
+	// leader asks for it to be taken out. Default: 10s.
+	LagTimeMax config.Duration `yaml:"lag_time_max" env:"LAG_TIME_MAX"`
+	// Streams is how many connections a broker opens to each broker it copies
+	// from. Default: 1.
+	Streams int `yaml:"streams" env:"STREAMS"`
+	// CatchUpRate bounds the bytes a second that this broker sends to replicas
+	// that are not in sync; those in sync are never slowed down. 0B: no bound.
+	// Default: 0B.
+	CatchUpRate config.ByteSize `yaml:"catch_up_rate" env:"CATCH_UP_RATE"`
+}
+
 // StreamsConfig bounds what streams of clients may hold.
 type StreamsConfig struct {
 	// MaxAge, ± 20 %, is after how long a stream is asked to move on, so that
@@ -144,6 +161,7 @@ func DefaultConfig() Config {
 			TrustPageCache:      true,
 			Flushers:            16,
 		},
+		Replication: ReplicationConfig{LagTimeMax: config.Duration(10 * time.Second), Streams: 1},
 		Streams: StreamsConfig{
 			MaxAge:             config.Duration(30 * time.Minute),
 			GoawayGrace:        config.Duration(10 * time.Second),
@@ -177,6 +195,9 @@ func (c Config) Validate() error {
 	v.duration("storage.maintenance_interval", c.Storage.MaintenanceInterval, 10*time.Millisecond, time.Hour)
 	v.number("storage.flushers", int64(c.Storage.Flushers), 1, 1024)
 	v.number("storage.reserve_bytes", int64(c.Storage.ReserveBytes), 0, int64(100*config.TiB))
+	v.duration("replication.lag_time_max", c.Replication.LagTimeMax, 500*time.Millisecond, time.Hour)
+	v.number("replication.streams", int64(c.Replication.Streams), 1, 64)
+	v.number("replication.catch_up_rate", int64(c.Replication.CatchUpRate), 0, int64(config.TiB))
 	if c.Streams.MaxAge != 0 {
 		v.duration("streams.max_age", c.Streams.MaxAge, time.Second, 30*24*time.Hour)
 	}

@@ -10,11 +10,14 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/replication"
 	"github.com/runnelmq/runnel/broker/rpc"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/lifecycle"
@@ -33,6 +36,9 @@ type node struct {
 	store   *metadata.Store
 	session *metadata.Session
 	set     *partition.Set
+
+	replicas  *replication.Server
+	followers *replication.Followers
 
 	logs     *rpc.LogService
 	client   *rpcserver.Server
@@ -90,11 +96,12 @@ func (n *node) build(sec security) {
 			InternalAddress: advertised(b.cfg.Listen.AdvertisedInternal, n.lis.internal),
 			Rack:            b.cfg.Rack, Version: b.deps.Version, MinFeatureLevel: 1, MaxFeatureLevel: 1,
 		},
-		Controllers: b.cfg.Controllers, Dial: b.dial(sec.dial), Identity: identity{n.root}, Condition: n.condition,
+		Controllers: b.cfg.Controllers, Dial: b.dial(sec.dial, nil), Identity: identity{n.root}, Condition: n.condition,
 		Log: b.deps.Log.With().Str("component", "session").Logger(),
 	}, n.store)
 	n.set = partition.NewSet(partition.Config{
 		Incarnation: b.incarnation, MaintainEvery: b.cfg.Storage.MaintenanceInterval.Std(), Flushers: b.cfg.Storage.Flushers,
+		ReplicaLagMax: b.cfg.Replication.LagTimeMax.Std(),
 	}, partition.Deps{
 		Root: n.root, Store: n.store, Session: n.session, Metrics: reg, Log: b.deps.Log.With().Str("component", "partition").Logger(),
 	})
@@ -106,9 +113,10 @@ func (n *node) build(sec security) {
 		Port: rpcserver.ClientPort, Rules: rpc.Rules(), Log: log, Metrics: reg, Codec: codec, TLS: sec.clientPort,
 	})
 	n.internal = rpcserver.New(rpcserver.Options{
-		Port: rpcserver.InternalPort, Rules: rpc.Rules(), Log: log, Metrics: reg, Codec: codec, TLS: sec.internalPort,
-		Secret: string(b.cfg.Security.ClusterSecret),
+		Port: rpcserver.InternalPort, Rules: append(rpc.Rules(), replication.Rules()...), Log: log, Metrics: reg, Codec: codec,
+		TLS: sec.internalPort, Secret: string(b.cfg.Security.ClusterSecret),
 	})
+	n.buildReplication(b.dial(sec.dial, codec), pool, replication.NewMetrics(reg))
 	maxAge := b.cfg.Streams.MaxAge.Std()
 	if maxAge == 0 {
 		maxAge = -1
@@ -128,6 +136,19 @@ func (n *node) build(sec security) {
 	n.client.Recovering()
 	n.internal.Recovering()
 	newMetrics(n, reg)
+}
+
+// buildReplication builds both ends of the copying between brokers.
+func (n *node) buildReplication(dial func(addr string) (*grpc.ClientConn, error), pool *wire.Pool, metrics *replication.Metrics) {
+	b := n.broker
+	cfg := replication.Config{Streams: b.cfg.Replication.Streams, CatchUpRate: int64(b.cfg.Replication.CatchUpRate)}
+	deps := replication.Deps{
+		Store: n.store, Set: n.set, Incarnation: b.incarnation, ClusterID: identity{n.root}.ClusterID, Pool: pool, Dial: dial, Metrics: metrics,
+		Log: b.deps.Log.With().Str("component", "replication").Logger(),
+	}
+	n.replicas = replication.NewServer(cfg, deps)
+	n.followers = replication.NewFollowers(cfg, deps)
+	replicav1.RegisterReplicaServiceServer(n.internal, n.replicas)
 }
 
 func (n *node) addrs() Addrs {
@@ -184,7 +205,7 @@ func (s stage) end() error {
 func (n *node) run(ctx context.Context) error {
 	ports := begin(ctx, n.servePorts()...)
 	control := begin(ctx, n.session.Run, n.watchReadiness)
-	storage := begin(ctx, n.root.Run, n.set.Run)
+	storage := begin(ctx, n.root.Run, n.set.Run, n.followers.Run)
 	clients := begin(ctx, func(ctx context.Context) error {
 		return lifecycle.Serve(ctx, n.client.Server, n.lis.client, n.drainTime())
 	})
@@ -212,8 +233,10 @@ func (n *node) run(ctx context.Context) error {
 	n.logs.Wait()
 	n.set.Stop(partition.ErrShuttingDown)
 	err = errors.Join(err, storage.end())
+	n.replicas.Drain()
 	err = errors.Join(err, n.closeRoot())
 	err = errors.Join(err, control.end(), ports.end())
+	n.replicas.Wait()
 	n.log.Info().Err(err).Msg("the broker has ended")
 	return err
 }

@@ -22,7 +22,7 @@ func newBucket(rate int64) *bucket { return &bucket{rate: rate} }
 // burst is how much may be taken at once after a pause.
 func (b *bucket) burst() float64 { return max(float64(b.rate)/10, 64<<10) }
 
-// wait returns how long it takes until something may be taken, 0 for now.
+// wait returns how long it takes until something may be taken; 0: it may.
 func (b *bucket) wait(now time.Time) time.Duration {
 	if b.rate <= 0 {
 		return 0

@@ -204,11 +204,13 @@ func (r *replica) answered(a partition.SubscribeAnswer) {
 	number := r.number.Load()
 	again, err := r.part.OnSubscribed(number, a)
 	switch {
-	case err != nil:
-		r.failed(err)
-	case a.Kind == partition.Refused:
+	case a.Kind == partition.Refused: // one of the two will hear of another epoch
+		r.peer.owner.deps.Log.Debug().Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).
+			Int64("known_epoch", int64(a.LeaderEpoch)).Str("reason", a.Reason).Msg("a leader refused a subscription")
 		r.drop()
 		r.retry(false)
+	case err != nil:
+		r.failed(err)
 	case again:
 		r.drop()
 		r.retry(true)
@@ -249,16 +251,15 @@ func (r *replica) failed(err error) {
 	r.drop()
 	owner := r.peer.owner
 	owner.deps.Metrics.dropped.Inc()
-	ev := owner.deps.Log.Warn().Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err)
 	if errors.Is(err, partition.ErrDiverged) {
-		ev.Msg("this replica does not follow this leader: its log stays as it is until another leader epoch")
-		return
+		return // the partition has said so, and waits for another leader epoch
 	}
+	ev := owner.deps.Log.Warn()
 	if errors.Is(err, partition.ErrNotSubscribed) {
-		ev.Discard().Send()
-	} else {
-		ev.Msg("a subscription was dropped")
+		ev = owner.deps.Log.Info()
 	}
+	ev.Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
+		Msg("a subscription was dropped, and is made anew")
 	r.retry(false)
 }
 

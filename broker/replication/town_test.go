@@ -1,0 +1,581 @@
+package replication
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/lifecycle"
+	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/rpcserver"
+	"github.com/runnelmq/runnel/internal/vfs"
+	"github.com/runnelmq/runnel/internal/wire"
+)
+
+const (
+	async  = controllerv1.FlushMode_FLUSH_MODE_ASYNC
+	bySync = controllerv1.FlushMode_FLUSH_MODE_SYNC
+)
+
+// A town is brokers around a network, with a controller that a test plays.
+type town struct {
+	t   *testing.T
+	net *network
+	cfg Config
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	rev     int64
+	objects map[string]*controllerv1.MetadataObject
+	epochs  int64
+	nodes   map[int32]*node
+	deaf    bool // to proposals
+	heard   []metadata.Proposal
+}
+
+// A node is one broker's part that replicates.
+type node struct {
+	town        *town
+	id          int32
+	mem         *vfs.Mem
+	fault       *vfs.Fault
+	incarnation string
+	root        *commitlog.Root
+	store       *metadata.Store
+	image       *metadata.Image
+	set         *partition.Set
+	reg         *prometheus.Registry
+	metrics     *Metrics
+	server      *Server
+	followers   *Followers
+	grpc        *rpcserver.Server
+	handler     metadata.Handler
+	cancel      context.CancelFunc
+	wg          sync.WaitGroup
+}
+
+func newTown(t *testing.T, brokers ...int32) *town {
+	t.Helper()
+	w := &town{
+		t: t, net: &network{listeners: map[string]*bufconn.Listener{}, silenced: map[route]chan struct{}{}, conns: map[*conn]bool{}},
+		objects: map[string]*controllerv1.MetadataObject{}, nodes: map[int32]*node{},
+	}
+	for _, id := range brokers {
+		w.start(id, vfs.NewMem())
+	}
+	return w
+}
+
+// start starts a broker with a new incarnation, in service at once.
+func (w *town) start(id int32, mem *vfs.Mem) *node {
+	w.t.Helper()
+	n := &node{town: w, id: id, mem: mem, fault: vfs.NewFault(mem), incarnation: uuid.NewString(), reg: prometheus.NewRegistry()}
+	n.metrics = NewMetrics(n.reg)
+	root, err := commitlog.OpenRoot(n.fault, "data", commitlog.RootOptions{
+		BrokerID: id, BootID: func() (string, error) { return "boot", nil }, ReserveBytes: -1, BallastBytes: -1,
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	n.root = root
+	n.store = metadata.NewStore(metadata.BrokerID(id))
+	n.image = n.store.Load()
+	n.set = partition.NewSet(partition.Config{Incarnation: n.incarnation}, partition.Deps{Root: root, Store: n.store, Session: session{n}, Log: zerolog.Nop()})
+	pool := wire.NewPool()
+	codec := wire.NewCodec(pool)
+	deps := Deps{
+		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return "" }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
+		Dial: func(addr string) (*grpc.ClientConn, error) {
+			return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: codec, Dial: func(ctx context.Context, to string) (net.Conn, error) {
+				return w.net.dial(ctx, address(id), to)
+			}})
+		},
+	}
+	n.server = NewServer(w.cfg, deps)
+	n.followers = NewFollowers(w.cfg, deps)
+	n.grpc = rpcserver.New(rpcserver.Options{Port: rpcserver.InternalPort, Rules: Rules(), Codec: codec, Log: zerolog.Nop()})
+	replicav1.RegisterReplicaServiceServer(n.grpc, n.server)
+	lis := w.net.listen(address(id))
+	ctx, cancel := context.WithCancel(w.t.Context())
+	n.cancel = cancel
+	n.wg.Go(func() { _ = n.root.Run(ctx) })
+	n.wg.Go(func() { _ = n.set.Run(ctx) })
+	n.wg.Go(func() { _ = n.followers.Run(ctx) })
+	n.wg.Go(func() { _ = lifecycle.Serve(ctx, n.grpc.Server, lis, time.Second) })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nodes[id] = n
+	n.publishLocked(slices.Collect(maps.Values(w.objects)))
+	w.epochs++
+	w.putLocked(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
+		BrokerId: id, Incarnation: n.incarnation, BrokerEpoch: w.epochs, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
+		InternalAddress: address(id), Judged: true,
+	}}})
+	return n
+}
+
+func address(id int32) string { return fmt.Sprintf("10.0.0.%d:7421", id) }
+
+// stop ends a broker in an orderly way.
+func (n *node) stop() {
+	n.town.mu.Lock()
+	delete(n.town.nodes, n.id)
+	n.town.mu.Unlock()
+	n.server.Drain()
+	n.cancel()
+	n.wg.Wait()
+	n.server.Wait()
+	n.set.Stop(partition.ErrShuttingDown)
+	if err := n.root.Close(1); err != nil {
+		n.town.t.Errorf("close: %v", err)
+	}
+	n.town.net.unlisten(address(n.id))
+}
+
+func (w *town) end() {
+	w.net.heal()
+	for _, n := range slices.Collect(maps.Values(w.nodes)) {
+		n.stop()
+	}
+}
+
+// session is what a set has of a controller.
+type session struct{ n *node }
+
+func (session) Report([]metadata.ReplicaReport)      {}
+func (session) Removed(uuid.UUID)                    {}
+func (session) Applied(int64)                        {}
+func (session) Confirmed() bool                      { return true }
+func (session) Timeout() time.Duration               { return 3 * time.Second }
+func (session) AskLeader(metadata.LeadershipRequest) {}
+func (session) Release(metadata.Released)            {}
+func (s session) Handle(h metadata.Handler)          { s.n.handler = h }
+
+// Propose is answered as a controller does that has no objections.
+func (s session) Propose(ps ...metadata.Proposal) {
+	w := s.n.town
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range ps {
+		w.heard = append(w.heard, p)
+		if w.deaf {
+			continue
+		}
+		o := w.partitionLocked(p.Topic, p.Partition)
+		r := o.GetPartition()
+		if r.GetLeader() != s.n.id || r.GetLeaderEpoch() != int64(p.LeaderEpoch) || r.GetPartitionEpoch() != p.PartitionEpoch {
+			s.n.handler.Rejected(metadata.Rejection{Topic: p.Topic, Partition: p.Partition, Number: p.Number, PartitionEpoch: r.GetPartitionEpoch()})
+			continue
+		}
+		r.Isr = nil
+		for _, m := range p.ISR {
+			r.Isr = append(r.Isr, int32(m.ID))
+		}
+		r.PartitionEpoch++
+		w.putLocked(o)
+	}
+}
+
+// put stores objects, and lets everyone know.
+func (w *town) put(objects ...*controllerv1.MetadataObject) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.putLocked(objects...)
+}
+
+func (w *town) putLocked(objects ...*controllerv1.MetadataObject) {
+	w.rev++
+	for _, o := range objects {
+		o.Revision = w.rev
+		w.objects[name(o)] = o
+	}
+	for _, n := range w.nodes {
+		n.publishLocked(objects)
+	}
+}
+
+func (n *node) publishLocked(objects []*controllerv1.MetadataObject) {
+	img, err := n.image.Next(1, max(n.town.rev, 1), objects)
+	if err != nil {
+		n.town.t.Error(err)
+		return
+	}
+	n.image = img
+	n.store.Publish(img)
+}
+
+func name(o *controllerv1.MetadataObject) string {
+	switch {
+	case o.GetBroker() != nil:
+		return fmt.Sprint("broker ", o.GetBroker().GetBrokerId())
+	case o.GetTopic() != nil:
+		return "topic " + o.GetTopic().GetTopicId()
+	}
+	return fmt.Sprint("partition ", o.GetPartition().GetTopicId(), "/", o.GetPartition().GetPartition())
+}
+
+// partitionLocked returns a copy of a partition's record.
+func (w *town) partitionLocked(id uuid.UUID, number int32) *controllerv1.MetadataObject {
+	o, _ := proto.Clone(w.objects[fmt.Sprint("partition ", id, "/", number)]).(*controllerv1.MetadataObject)
+	return o
+}
+
+// change edits a partition's record.
+func (w *town) change(id uuid.UUID, number int32, edit func(*controllerv1.PartitionRecord)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o := w.partitionLocked(id, number)
+	edit(o.GetPartition())
+	o.GetPartition().PartitionEpoch++
+	w.putLocked(o)
+}
+
+// elect makes a broker the leader, with those in sync.
+func (w *town) elect(id uuid.UUID, number, leader int32, isr ...int32) {
+	w.change(id, number, func(p *controllerv1.PartitionRecord) {
+		p.Leader, p.Isr = leader, isr
+		p.LeaderEpoch++
+	})
+}
+
+// topic makes a topic whose partitions have replicas on all of brokers, the
+// first of which leads.
+func (w *town) topic(flush controllerv1.FlushMode, partitions int32, minISR int32, brokers ...int32) uuid.UUID {
+	id := uuid.New()
+	objects := []*controllerv1.MetadataObject{{Object: &controllerv1.MetadataObject_Topic{Topic: &controllerv1.TopicRecord{
+		TopicId: id.String(), Name: "t" + id.String()[:8], Phase: controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE, Partitions: partitions,
+		ReplicationFactor: int32(len(brokers)),
+	}}}}
+	for n := range partitions {
+		objects = append(objects, &controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Partition{Partition: &controllerv1.PartitionRecord{
+			TopicId: id.String(), Partition: n, Leader: brokers[0], LeaderEpoch: 1, PartitionEpoch: 1, Replicas: brokers, Isr: brokers, MinIsr: minISR, Flush: flush,
+		}}})
+	}
+	w.put(objects...)
+	return id
+}
+
+func (w *town) isr(id uuid.UUID, number int32) []int32 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	isr := slices.Clone(w.partitionLocked(id, number).GetPartition().GetIsr())
+	slices.Sort(isr)
+	return isr
+}
+
+// replica returns a broker's copy.
+func (n *node) replica(id uuid.UUID, number int32) *partition.Partition {
+	n.town.t.Helper()
+	for _, p := range n.set.All() {
+		if p.Topic().ID == id && p.Number() == number {
+			return p
+		}
+	}
+	n.town.t.Fatalf("broker %d has no copy of %s/%d", n.id, id, number)
+	return nil
+}
+
+// append appends a batch of records with values of size bytes; committed is
+// closed when it is.
+func (n *node) append(id uuid.UUID, number int32, records, size int) (last record.Offset, committed <-chan error) {
+	n.town.t.Helper()
+	p := n.replica(id, number)
+	a, err := p.Append(batchOf(n.town.t, records, size), nil)
+	if err != nil {
+		n.town.t.Fatal(err)
+	}
+	ch := make(chan error, 1)
+	p.WhenCommitted(a.Last, func(err error) { ch <- err })
+	return a.Last, ch
+}
+
+func batchOf(t testing.TB, records, size int) *record.Batch {
+	t.Helper()
+	b := record.NewBuilder(record.NewCodec(), record.Limits{MaxRecordBytes: 4 << 20, MaxBatchBytes: 4 << 20})
+	for i := range records {
+		if err := b.Add(fmt.Appendf(nil, "%d", i), bytes.Repeat([]byte{byte(i)}, size), nil, time.Now().UnixMilli()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := b.Finish(record.CompressionNone, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &out
+}
+
+// bytesOf returns the segments of a copy as they are on the disk.
+func (n *node) bytesOf(id uuid.UUID, number int32) map[string][]byte {
+	n.town.t.Helper()
+	dir := filepath.Join("data", id.String(), fmt.Sprint(number))
+	list, err := n.mem.ReadDir(dir)
+	if err != nil {
+		n.town.t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, e := range list {
+		if !strings.HasSuffix(e.Name, ".log") {
+			continue
+		}
+		f, err := n.mem.Open(filepath.Join(dir, e.Name))
+		if err != nil {
+			n.town.t.Fatal(err)
+		}
+		b := make([]byte, e.Size)
+		if _, err := f.ReadAt(b, 0); err != nil && len(b) > 0 {
+			n.town.t.Fatal(err)
+		}
+		_ = f.Close()
+		out[e.Name] = b
+	}
+	return out
+}
+
+// same fails the test unless the copies on all running brokers are byte for byte
+// the same.
+func (w *town) same(id uuid.UUID, number int32) {
+	w.t.Helper()
+	var first *node
+	for _, n := range w.nodes {
+		if first == nil {
+			first = n
+			continue
+		}
+		a, b := first.bytesOf(id, number), n.bytesOf(id, number)
+		if !maps.EqualFunc(a, b, bytes.Equal) {
+			w.t.Errorf("%s/%d: brokers %d and %d differ: %s, %s", id, number, first.id, n.id, sizes(a), sizes(b))
+		}
+	}
+}
+
+func sizes(m map[string][]byte) string {
+	out := ""
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out += fmt.Sprintf("%s:%d ", k, len(m[k]))
+	}
+	return out
+}
+
+// within waits, in a bubble, until f is true.
+func (w *town) within(d time.Duration, what string, f func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(d); ; time.Sleep(time.Millisecond) {
+		synctest.Wait()
+		if f() {
+			return
+		}
+		if time.Now().After(end) {
+			w.t.Fatalf("not within %s: %s", d, what)
+		}
+	}
+}
+
+// done says whether a commit was answered, and well.
+func (w *town) done(committed <-chan error) func() bool {
+	return func() bool {
+		select {
+		case err := <-committed:
+			if err != nil {
+				w.t.Errorf("commit: %v", err)
+			}
+			return true
+		default:
+			return false
+		}
+	}
+}
+
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+// metric returns the sum of a metric's series.
+func (n *node) metric(name string) float64 {
+	families, err := n.reg.Gather()
+	if err != nil {
+		n.town.t.Error(err)
+	}
+	sum := 0.0
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
+}
+
+func (n *node) dropped() float64 { return n.metric("replication_dropped_subscriptions_total") }
+
+// A route is one way between two addresses.
+type route struct{ from, to string }
+
+// A network is listeners in memory, whose connections a test can cut or silence.
+type network struct {
+	// mu guards the fields below
+	mu sync.Mutex
+
+	listeners map[string]*bufconn.Listener
+	silenced  map[route]chan struct{} // closed when it ends
+	conns     map[*conn]bool
+}
+
+// A conn is the dialer's end of a connection.
+type conn struct {
+	net.Conn
+
+	net    *network
+	at, to string
+	closed chan struct{}
+	once   sync.Once
+}
+
+type named struct {
+	*bufconn.Listener
+
+	addr string
+}
+
+func (n named) Addr() net.Addr { return memAddr(n.addr) }
+
+type memAddr string
+
+func (memAddr) Network() string  { return "mem" }
+func (a memAddr) String() string { return string(a) }
+
+func (n *network) listen(addr string) net.Listener {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := bufconn.Listen(1 << 20)
+	n.listeners[addr] = l
+	return named{l, addr}
+}
+
+func (n *network) unlisten(addr string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.listeners, addr)
+}
+
+func (n *network) dial(ctx context.Context, from, to string) (net.Conn, error) {
+	n.mu.Lock()
+	l := n.listeners[to]
+	n.mu.Unlock()
+	if l == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	inner, err := l.DialContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: inner, net: n, at: from, to: to, closed: make(chan struct{})}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conns[c] = true
+	return c, nil
+}
+
+// pass waits until bytes may go that way.
+func (c *conn) pass(r route) {
+	for {
+		c.net.mu.Lock()
+		wait := c.net.silenced[r]
+		c.net.mu.Unlock()
+		if wait == nil {
+			return
+		}
+		select {
+		case <-wait:
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.pass(route{c.to, c.at}) // what was on its way does not arrive either
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	c.pass(route{c.at, c.to})
+	return c.Conn.Write(b)
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	c.net.mu.Lock()
+	delete(c.net.conns, c)
+	c.net.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// silence lets nothing go from one broker to another any more.
+func (n *network) silence(from, to int32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.silenced[route{address(from), address(to)}] = make(chan struct{})
+}
+
+// isolate silences a broker, both ways.
+func (n *network) isolate(id int32, others ...int32) {
+	for _, o := range others {
+		n.silence(id, o)
+		n.silence(o, id)
+	}
+}
+
+// heal ends all silence.
+func (n *network) heal() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for r, wait := range n.silenced {
+		close(wait)
+		delete(n.silenced, r)
+	}
+}
+
+// cut breaks the connections that a broker opened to another.
+func (n *network) cut(from, to int32) {
+	n.mu.Lock()
+	var broken []*conn
+	for c := range n.conns {
+		if c.at == address(from) && c.to == address(to) {
+			broken = append(broken, c)
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range broken {
+		_ = c.Close()
+	}
+}
