@@ -222,7 +222,7 @@ func stampedByLeader(t *metadata.Topic) bool {
 
 // appendHandler handles the unary Append.
 func (s *LogService) appendHandler(
-	_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor,
+	_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor, //nolint:revive // the order is gRPC's
 ) (any, error) {
 	var msg wire.Message
 	if err := decode(&msg); err != nil {
