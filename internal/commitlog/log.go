@@ -351,7 +351,13 @@ func (l *Log) Close() error {
 	if err == nil {
 		err = l.Checkpoint()
 	}
+	// Who waits for one of these turns finds the log closed, and writes to
+	// no file that is not its any more.
+	l.syncing.take()
+	l.checkpointing.take()
 	l.closed.Store(true)
+	l.checkpointing.give()
+	l.syncing.give()
 	l.abandon()
 	return err
 }
