@@ -266,10 +266,10 @@ func (n *node) drainTime() time.Duration {
 // not written to again.
 func (n *node) closeRoot() error {
 	err := n.root.Close(n.session.Epoch())
-	if err != nil && n.root.Failure().Err() != nil {
-		return nil // the failure is reported by who met it
+	if n.root.Failure().Err() == nil {
+		return err
 	}
-	return err
+	return nil // the failure is reported by who met it
 }
 
 // Readiness.

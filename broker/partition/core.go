@@ -81,14 +81,14 @@ func (c *core) stop(r role, epoch record.Epoch) {
 	c.proposals, c.acks = nil, nil
 }
 
-// appended notes the end of the own log. It reports whether the high watermark
-// moved, as the next two do.
-func (c *core) appended(end record.Offset) bool {
+// appended notes the end of the own log.
+func (c *core) appended(end record.Offset) {
 	c.own.written = max(c.own.written, end)
-	return c.advance()
+	c.advance()
 }
 
-// synced notes how much of the own log the disk has.
+// synced notes how much of the own log the disk has. It reports whether the
+// high watermark moved, as acked does.
 func (c *core) synced(durable record.Offset) bool {
 	c.own.durable = max(c.own.durable, durable)
 	return c.advance()

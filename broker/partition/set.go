@@ -265,6 +265,9 @@ func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metad
 			continue
 		}
 		for n := range t.Partitions {
+			if !s.concerned(t, int32(n)) { //nolint:gosec // bounded by the image
+				continue
+			}
 			g.Go(func() error {
 				if gctx.Err() == nil {
 					return s.place(img, t, int32(n)) //nolint:gosec // bounded by the image
@@ -274,6 +277,17 @@ func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metad
 		}
 	}
 	return g.Wait()
+}
+
+// concerned says whether this broker has, or is to have, a replica.
+func (s *Set) concerned(t *metadata.Topic, n int32) bool {
+	if slices.Contains(t.Partitions[n].Replicas, s.host.self) {
+		return true
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	return s.parts[key{t.ID, n}] != nil
 }
 
 // complete ends recovery when every replica this broker had has been looked
