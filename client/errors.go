@@ -141,7 +141,7 @@ func (e *Error) Is(target error) bool {
 	if r, ok := target.(reasonError); ok {
 		return e.reason == runnelv1.ErrorReason(r) && r != 0
 	}
-	return target == ErrOutcomeUnknown && e.OutcomeUnknown //nolint:errorlint // the one value itself
+	return target == ErrOutcomeUnknown && e.OutcomeUnknown
 }
 
 // Int returns the fact of that name as a number; false when there is none.
@@ -199,8 +199,9 @@ func (e *Error) retriable() bool {
 		runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE,
 		runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL:
 		return false
+	default:
+		return e.Code == codes.Unavailable || e.Code == codes.ResourceExhausted
 	}
-	return e.Code == codes.Unavailable || e.Code == codes.ResourceExhausted
 }
 
 // itemError returns the error of an item of an answer; nil for none.
@@ -261,7 +262,7 @@ func rpcError(err error) error {
 type unreachableError struct{ text string }
 
 func (e *unreachableError) Error() string        { return ErrUnreachable.Error() + ": " + e.text }
-func (e *unreachableError) Is(target error) bool { return target == ErrUnreachable } //nolint:errorlint // the one value itself
+func (e *unreachableError) Is(target error) bool { return target == ErrUnreachable }
 
 // plainDialText takes gRPC's wrapping off the reason a connection failed for.
 func plainDialText(s string) string {

@@ -44,9 +44,9 @@ type fakeBroker struct {
 	// onFetch may end a stream after so many responses; nil: never.
 	onFetch  func(stream, responses int) error
 	fetches  int
-	open     int    // fetch streams open now
-	down     bool   // connections are refused
-	silent   bool   // fetch streams send nothing
+	open     int  // fetch streams open now
+	down     bool // connections are refused
+	silent   bool // fetch streams send nothing
 	changed  chan struct{}
 	maxBatch int
 	owed     int64 // credit given minus bytes sent, lowest over all streams
@@ -197,14 +197,14 @@ func (f *fakeBroker) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsReq
 		case q.GetTimestamp() != nil:
 			for i, h := range p.heads {
 				if h.MaxTimestampMs >= q.GetTimestamp().AsTime().UnixMilli() {
-					a.Offset = proto.Int64(int64(p.heads[i].BaseOffset))
+					a.Offset = new(int64(p.heads[i].BaseOffset))
 					break
 				}
 			}
 		case q.GetPosition() == runnelv1.Position_POSITION_EARLIEST:
-			a.Offset = proto.Int64(p.start)
+			a.Offset = new(p.start)
 		default:
-			a.Offset = proto.Int64(p.next)
+			a.Offset = new(p.next)
 		}
 		resp.Offsets = append(resp.Offsets, a)
 	}

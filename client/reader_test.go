@@ -196,7 +196,7 @@ func TestReader_resumesWithoutLossOrRepetition(t *testing.T) {
 				f.fill(t, "t", 0, 3000, 1+rng.IntN(200), record.CompressionNone)
 				f.fill(t, "t", 1, 3000, 1+rng.IntN(200), record.CompressionZstd)
 				breaks := 0
-				f.onFetch = func(stream, responses int) error {
+				f.onFetch = func(_, responses int) error {
 					if breaks < 30 && responses > 0 && rng.IntN(3) == 0 {
 						breaks++
 						return errBroken

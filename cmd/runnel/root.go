@@ -232,7 +232,7 @@ func (a *app) withAdmin(ctx context.Context, f func(context.Context, *client.Adm
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // nothing is under way any more
+	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	return f(ctx, c.NewAdmin())
