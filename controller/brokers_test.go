@@ -224,6 +224,8 @@ func TestDev_never_fences_by_time(t *testing.T) {
 		a := w.newBroker(1).serve(addr1)
 		defer a.leave()
 		topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t"}).GetTopicId()
+		other := w.newBroker(2).serve(addr1) // where nobody is heard, nobody is fenced anyway
+		defer other.leave()
 		a.mu.Lock()
 		a.mute = true
 		a.mu.Unlock()

@@ -137,7 +137,8 @@ func TestCommit_conflicts_with_what_changed(t *testing.T) {
 			"stale":           {{Key: state.NameKey("x"), Object: &state.Name{Name: "x", Topic: id}, Base: rev - 1}},
 			"gone":            {{Key: state.NameKey("z"), Base: rev}},
 			"one of two only": {other, name("x", uuid.New())},
-			"half made by another, and the answer lost": {name("x", id), other},
+			"half made by another, and the answer lost":     {name("x", id), other},
+			"the other half made by another, and also lost": {other, name("x", id)},
 		} {
 			f.Inject(func([]store.Write) storetest.Fault {
 				if strings.Contains(what, "lost") {
