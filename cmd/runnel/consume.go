@@ -108,6 +108,9 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 	defer c.Close()
 	ctx, stop := interruptible(ctx)
 	defer stop()
+	if err := a.look(ctx, c, topic); err != nil {
+		return err
+	}
 	r, err := c.NewReader(client.RetryTimeout(a.timeout))
 	if err != nil {
 		return err

@@ -142,6 +142,9 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	if err != nil {
 		return err
 	}
+	if err := a.look(ctx, c, topic); err != nil {
+		return err
+	}
 	l := &loader{app: a, topic: topic, separator: []byte(separator), partition: f.partition, producer: p, lines: newLines(in, maxLine)}
 	ctx, release := interruptible(ctx)
 	defer release()

@@ -226,6 +226,21 @@ func (a *app) connect() (*client.Client, error) {
 	return c, nil
 }
 
+// look finds out at once, before anything is read or waited for, whether there
+// is nobody to talk to or no such topic. Any other trouble may pass.
+func (a *app) look(ctx context.Context, c *client.Client, topic string) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	ds, err := c.NewAdmin().DescribeTopics(ctx, []string{topic})
+	if err == nil && len(ds) == 1 {
+		err = ds[0].Err
+	}
+	if errors.Is(err, client.ErrUnreachable) || errors.Is(err, client.ErrTopicNotFound) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
 // withAdmin calls f with an Admin, within --timeout.
 func (a *app) withAdmin(ctx context.Context, f func(context.Context, *client.Admin) error) error {
 	c, err := a.connect()
