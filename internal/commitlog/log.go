@@ -313,7 +313,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 		return nil
 	}
 	next.seq++
-	if err := l.failed.Set(next.write(l.fs, l.dir)); err != nil {
+	if err := l.check(next.write(l.fs, l.dir, l.failed)); err != nil {
 		return err
 	}
 	l.kept.checkpoint = next

@@ -250,3 +250,34 @@ func TestAppend_rollbackIsSyncedFirst(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// A checkpoint that finds no descriptor, or no room, leaves the one before and fails nothing; one that can't be synced fails
+// the root.
+func TestCheckpoint_refused(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule vfs.Rule
+		want error
+	}{
+		"no descriptor": {vfs.Rule{Ops: vfs.OpOpen, Path: checkpointName, Err: syscall.EMFILE}, ErrTooManyFiles},
+		"no room":       {vfs.Rule{Ops: vfs.OpWrite, Path: checkpointName, Err: syscall.ENOSPC}, ErrStorageFull},
+		"no sync":       {vfs.Rule{Ops: vfs.OpSync, Path: checkpointName, Err: syscall.EIO}, ErrFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(Config{})
+			h.mustOpen(t, true)
+			h.append(t, 100, record.CreateTime, 1)
+			must(t, h.log.Sync())
+			h.fault.Inject(c.rule)
+			if err := h.log.Checkpoint(); !errors.Is(err, c.want) {
+				t.Fatalf("checkpoint: %v, want %v", err, c.want)
+			}
+			if errors.Is(c.want, ErrFailed) {
+				return
+			}
+			must(t, h.log.Checkpoint())
+			h.append(t, 100, record.CreateTime, 2)
+			h.reopen(t, false)
+			h.check(t)
+		})
+	}
+}
