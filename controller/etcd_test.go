@@ -172,7 +172,18 @@ func electAnother(ctx context.Context, s *store.Store) error {
 	if _, err := s.ClusterID(ctx, uuid.New(), true); err != nil {
 		return err
 	}
-	_, won, err := s.Campaign(ctx, state.Controller{Address: "elsewhere:7422", Incarnation: uuid.New()}, &state.Counters{}, time.Minute)
+	var counters *state.Counters
+	fctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	image := state.NewImage()
+	if err := s.Follow(fctx, func(rev state.Revision, updates []state.Update) {
+		image.Apply(rev, updates)
+		counters = image.Counters()
+		cancel()
+	}); err != nil {
+		return err
+	}
+	_, won, err := s.Campaign(ctx, state.Controller{Address: "elsewhere:7422", Incarnation: uuid.New()}, counters, time.Minute)
 	if err == nil && !won {
 		err = errors.New("not elected")
 	}

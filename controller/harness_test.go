@@ -172,6 +172,7 @@ func (w *world) newBroker(id int32) *broker {
 		register: &controllerv1.Register{Broker: &controllerv1.BrokerRecord{
 			BrokerId: id, Incarnation: uuid.NewString(), DirectoryId: uuid.NewString(),
 			ClientAddress: fmt.Sprintf("broker-%d:7420", id), InternalAddress: fmt.Sprintf("broker-%d:7421", id), Version: "test",
+			MinFeatureLevel: 1, MaxFeatureLevel: 1,
 		}},
 	}
 }

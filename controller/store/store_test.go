@@ -231,6 +231,10 @@ func TestClusterID_is_made_once(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			value := f.Dump()["/runnel/test/counters"].Value
+			if o, err := encoding.Unmarshal(state.Key{Kind: state.KindCounters}, value, 1); err != nil || o.(*state.Counters).FeatureLevel != 1 {
+				t.Errorf("a new cluster's counters: %+v, %v", o, err)
+			}
 			for _, bootstrap := range []bool{true, false} {
 				if again, err := s.ClusterID(t.Context(), uuid.New(), bootstrap); err != nil || again != first {
 					t.Errorf("second time: %v, %v; it was %v", again, err, first)
@@ -241,6 +245,16 @@ func TestClusterID_is_made_once(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestClusterID_is_not_made_over_what_is_left_of_another(t *testing.T) {
+	bubble(t, func(t *testing.T, f *storetest.Fake) {
+		t.Helper()
+		s, _ := elected(t, f, time.Hour)
+		if _, err := s.ClusterID(t.Context(), uuid.New(), true); !errors.Is(err, encoding.ErrUnreadable) {
+			t.Errorf("counters without a cluster: %v", err)
+		}
+	})
 }
 
 // Whatever breaks, the picture that Follow tells equals the store in the end, and revisions only rise (OP-15).
