@@ -258,23 +258,32 @@ func TestNewEpoch(t *testing.T) {
 		a := r.append(p, 1)
 		var got error
 		p.WhenCommitted(a.Last, func(err error) { got = err })
-		// The sync must end first: the role changes in turn with it or not at all.
+		r.publish(metadatatest.PartitionObject(p.Topic().ID, 0, me, 3))
+		if !errors.Is(got, ErrCommitUncertain) {
+			t.Errorf("parked in epoch 1, in epoch 3: %v", got)
+		}
+		if st, err := p.End(); !errors.Is(err, ErrOffsetNotAvailable) || st.Epoch != 3 || st.HighWatermark != 0 {
+			t.Errorf("before the disk has what there is: %+v, %v", st, err)
+		}
+		if _, _, found, err := p.OffsetForTime(1 << 60); found || !errors.Is(err, ErrOffsetNotAvailable) {
+			t.Errorf("there is no such time yet: %v, %v", found, err)
+		}
+		if _, err := p.DeleteRecords(ToHighWatermark); !errors.Is(err, ErrOffsetNotAvailable) {
+			t.Errorf("deleted up to an end that is not known: %v", err)
+		}
 		close(release)
 		synctest.Wait()
-		if got != nil {
-			t.Fatal(got)
+		if st, err := p.End(); err != nil || st.HighWatermark != 1 {
+			t.Errorf("%+v, %v", st, err)
 		}
-		leaderless := metadatatest.PartitionObject(p.Topic().ID, 0, me, 2)
+		leaderless := metadatatest.PartitionObject(p.Topic().ID, 0, me, 4)
 		leaderless.GetPartition().Leader = -1
 		r.publish(leaderless)
 		if _, err := p.Append(batch(t, 1, 0), nil); !errors.Is(err, ErrNoLeader) {
 			t.Errorf("without a leader: %v", err)
 		}
-		r.publish(metadatatest.PartitionObject(p.Topic().ID, 0, me, 3))
-		if st, err := p.End(); err != nil || st.Epoch != 3 || st.HighWatermark != 1 {
-			t.Errorf("%+v, %v", st, err)
-		}
-		if a := r.append(p, 1); a.Base != 1 || a.Epoch != 3 {
+		r.publish(metadatatest.PartitionObject(p.Topic().ID, 0, me, 5))
+		if a := r.append(p, 1); a.Base != 1 || a.Epoch != 5 {
 			t.Errorf("%+v", a)
 		}
 	})

@@ -471,9 +471,6 @@ func (s *Set) dropTopic(t *metadata.Topic) {
 
 // remove deletes a topic's directories: the controller said so, by its id.
 func (s *Set) remove(t *metadata.Topic) error {
-	if !slices.Contains(t.AwaitingRemoval, s.host.self) {
-		return nil
-	}
 	s.dropTopic(t)
 	if err := s.deps.Root.RemoveTopic(t.ID); err != nil {
 		if errors.Is(err, commitlog.ErrFailed) {
@@ -483,7 +480,9 @@ func (s *Set) remove(t *metadata.Topic) error {
 		s.deps.Log.Error().Str("topic", t.Name).Err(err).Msg("a deleted topic's directory can't be removed")
 		return nil
 	}
-	s.deps.Session.Removed(t.ID)
+	if slices.Contains(t.AwaitingRemoval, s.host.self) {
+		s.deps.Session.Removed(t.ID)
+	}
 	return nil
 }
 

@@ -96,6 +96,38 @@ func TestSyncHoldsTheHighWatermark(t *testing.T) {
 	})
 }
 
+// Who asks for what is there already is called at once, and not with the next
+// write, which may never come (GR-18).
+func TestWhatIsThereIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		p := r.topic("orders", async, nil)
+		var first, second, late, committed int
+		p.WhenReadable(0, func() { first++ })
+		p.WhenReadable(1, func() { second++ })
+		a := r.append(p, 1)
+		p.WhenReadable(0, func() { late++ })
+		p.WhenCommitted(a.Last, func(error) { committed++ })
+		if first != 1 || second != 0 || late != 1 || committed != 1 {
+			t.Errorf("called %d, %d, %d, %d times", first, second, late, committed)
+		}
+		if n := p.reads.list.Len(); n != 1 {
+			t.Errorf("%d readers wait, one should", n)
+		}
+		if _, err := p.DeleteRecords(1); err != nil {
+			t.Fatal(err)
+		}
+		if second != 1 {
+			t.Error("a reader did not hear that the log start moved")
+		}
+		p.WhenReadable(0, func() { late++ }) // below the log start: the reader must look
+		if late != 2 {
+			t.Error("waits below the log start")
+		}
+	})
+}
+
 func TestCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, vfs.NewMem())
