@@ -241,8 +241,9 @@ func TestFetch_followsAndIsEdited(t *testing.T) {
 		})
 		synctest.Wait()
 		b.text("t", 1, "unheard")
+		b.text("t", 0, "f")
 		send(t, stream, &runnelv1.FetchRequest{Resume: refs("t")})
-		if r := wantValues(t, stream, "d e"); r.GetTag() != 3 {
+		if r := wantValues(t, stream, "d e f"); r.GetTag() != 3 {
 			t.Error(r)
 		}
 		// In one message: remove, then add, then pause, then resume.

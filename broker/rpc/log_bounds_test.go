@@ -95,10 +95,19 @@ func TestFetch_stuckReadersStarveNobody(t *testing.T) {
 		for range 3 {
 			b.text("large", 0, string(make([]byte, 1<<20-100)))
 		}
+		conn := b.dial(b.dialer, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(16<<20))
+		defer conn.Close()
 		for range 20 { // 20 MiB and more are wanted, 8 MiB there are
-			b.fetch(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("large", 0, 0)}})
+			stream, err := runnelv1.NewLogServiceClient(conn).Fetch(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			send(t, stream, &runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("large", 0, 0)}})
 		}
 		synctest.Wait()
+		if held := b.held(); held < 7<<20 {
+			t.Fatalf("%d bytes are held: the readers are not stuck", held)
+		}
 		b.text("small", 0, "fine")
 		got := b.fetchAll(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Format: text}, Partitions: []*runnelv1.FetchPartition{{Topic: "small"}}})
 		if len(got.texts[0]) != 1 {

@@ -149,6 +149,25 @@ func TestProduce_recordsFindTheirPartitions(t *testing.T) {
 	})
 }
 
+// An empty key is a key: it has one partition, while absent ones are spread.
+func TestProduce_anEmptyKeyIsHashed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{})
+		b.topic("t", 64)
+		spread := map[int32]bool{}
+		for range 20 {
+			resp := b.produce(&runnelv1.ProduceRequest{Topic: "t", Records: []*runnelv1.ProduceRecord{{Key: []byte{}}, {}}})
+			if got, want := resp.GetResults()[0].GetPartition(), partitioner.ForKey(nil, 64); got != want {
+				t.Errorf("an empty key went to %d, want %d", got, want)
+			}
+			spread[resp.GetResults()[1].GetPartition()] = true
+		}
+		if len(spread) < 3 {
+			t.Errorf("absent keys went to %d of 64 partitions in 20 requests", len(spread))
+		}
+	})
+}
+
 // All records of a request for one partition are stored or none; the others go
 // on.
 func TestProduce_oneBadRecordFailsItsPartitionOnly(t *testing.T) {
@@ -369,7 +388,7 @@ func TestProduce_lostLeadershipIsUncertain(t *testing.T) {
 		send(t, stream, textRequest(1, "t", 0, "a"))
 		synctest.Wait()
 		b.remove("t", 1)
-		if e := recv(t, stream).GetResults()[0].GetError(); e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN || !e.GetOutcomeUnknown() {
+		if e := recv(t, stream).GetResults()[0].GetError(); e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN || !e.GetOutcomeUnknown() || e.GetMetadata()["baseOffset"] != "0" {
 			t.Errorf("parked: %v", e)
 		}
 		send(t, stream, textRequest(2, "t", 0, "b"))
