@@ -252,17 +252,37 @@ func rpcError(err error) error {
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 	case codes.Unavailable:
-		return &unreachableError{text: plainDialText(st.Message())}
+		return &unreachableError{text: plainDialText(st.Message()), lost: !neverConnected(st.Message())}
 	default:
 		return e
 	}
 }
 
 // An unreachableError says which address could not be reached and why.
-type unreachableError struct{ text string }
+type unreachableError struct {
+	text string
+	// lost: there was a connection, and what was asked may have been done.
+	lost bool
+}
 
-func (e *unreachableError) Error() string        { return ErrUnreachable.Error() + ": " + e.text }
+func (e *unreachableError) Error() string {
+	if e.lost {
+		return "the connection to the broker was lost: " + e.text
+	}
+	return ErrUnreachable.Error() + ": " + e.text
+}
+
 func (e *unreachableError) Is(target error) bool { return target == ErrUnreachable }
+
+// neverConnected reports whether gRPC's text is about opening a connection.
+func neverConnected(s string) bool {
+	for _, part := range []string{"last connection error", "while dialing", "handshake", "server preface"} {
+		if strings.Contains(s, part) {
+			return true
+		}
+	}
+	return false
+}
 
 // plainDialText takes gRPC's wrapping off the reason a connection failed for.
 func plainDialText(s string) string {

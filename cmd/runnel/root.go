@@ -103,7 +103,7 @@ func (a *app) explain(err error) string {
 		return ""
 	case usage || strings.HasPrefix(text, "unknown command"):
 		hint = "Add --help to see what there is."
-	case errors.Is(err, client.ErrUnreachable):
+	case errors.Is(err, client.ErrUnreachable) && !errors.Is(err, client.ErrOutcomeUnknown):
 		hint = fmt.Sprintf("Tried %s. Start a node here with: runnel dev\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "))
 	case errors.Is(err, client.ErrTopicNotFound):
 		hint = "See the topics there are with: runnel topic list\nor create it with: runnel topic create NAME"
