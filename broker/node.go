@@ -23,6 +23,10 @@ import (
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
+// featureLevel is the level of formats this version writes and understands: the
+// first one.
+const featureLevel = 1
+
 // A node is a broker with its data directory open and its ports bound.
 type node struct {
 	broker *Broker
@@ -88,7 +92,7 @@ func (n *node) build(sec security) {
 			BrokerId: b.cfg.ID, Incarnation: b.incarnation, DirectoryId: n.root.ID().DirectoryID.String(),
 			ClientAddress:   advertised(b.cfg.Listen.AdvertisedClient, n.lis.client),
 			InternalAddress: advertised(b.cfg.Listen.AdvertisedInternal, n.lis.internal),
-			Rack:            b.cfg.Rack, Version: b.deps.Version, MinFeatureLevel: 1, MaxFeatureLevel: 1,
+			Rack:            b.cfg.Rack, Version: b.deps.Version, MinFeatureLevel: featureLevel, MaxFeatureLevel: featureLevel,
 		},
 		Controllers: b.cfg.Controllers, Dial: b.dial(sec.dial), Identity: identity{n.root}, Condition: n.condition,
 		Log: b.deps.Log.With().Str("component", "session").Logger(),
