@@ -47,7 +47,7 @@ type producer struct {
 
 func (s *LogService) newProducer() *producer {
 	p := &producer{svc: s, slots: make(chan struct{}, s.opts.MaxInflight), stop: make(chan struct{})}
-	p.calls.init()
+	p.calls.init(s.metrics.parked)
 	return p
 }
 
