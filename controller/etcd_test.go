@@ -78,8 +78,8 @@ func TestEmbeddedEtcd_keeps_everything_over_a_restart(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	cluster, epoch, controllerEpoch := b.register.GetClusterId(), b.epoch, b.controllerEpoch
 	b.leave()
+	cluster, epoch, controllerEpoch := b.register.GetClusterId(), b.epoch, b.controllerEpoch
 
 	start := time.Now()
 	c, stop = startOnDisk(t, onDisk(dir), controller.Deps{})
@@ -87,12 +87,14 @@ func TestEmbeddedEtcd_keeps_everything_over_a_restart(t *testing.T) {
 	awaitLeader(b, created.GetTopicId(), 1, 1)
 	t.Logf("back in service after %v", time.Since(start))
 	topic := b.topicNamed("t")
-	if topic.GetTopicId() != created.GetTopicId() || topic.GetConfigs()["retention.ms"] != "5" || len(b.partitions) != 300 {
-		t.Errorf("the topic is %v with %d partitions", topic, len(b.partitions))
-	}
-	if b.register.GetClusterId() != cluster || b.epoch != epoch+1 || b.controllerEpoch != controllerEpoch+1 {
-		t.Errorf("cluster %s, broker epoch %d, controller epoch %d; they were %s, %d, %d", b.register.GetClusterId(), b.epoch, b.controllerEpoch, cluster, epoch, controllerEpoch)
-	}
+	b.locked(func() {
+		if topic.GetTopicId() != created.GetTopicId() || topic.GetConfigs()["retention.ms"] != "5" || len(b.partitions) != 300 {
+			t.Errorf("the topic is %v with %d partitions", topic, len(b.partitions))
+		}
+		if b.register.GetClusterId() != cluster || b.epoch != epoch+1 || b.controllerEpoch != controllerEpoch+1 {
+			t.Errorf("cluster %s, broker epoch %d, controller epoch %d; they were %s, %d, %d", b.register.GetClusterId(), b.epoch, b.controllerEpoch, cluster, epoch, controllerEpoch)
+		}
+	})
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}

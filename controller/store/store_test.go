@@ -318,6 +318,11 @@ func TestFollow_misses_nothing(t *testing.T) {
 				}
 			}
 			time.Sleep(5 * time.Second)
+			if n := f.Watches(); n != 1 {
+				t.Errorf("seed %d: %d watches", seed, n)
+			}
+			cancel()
+			wg.Wait()
 			want := map[string]string{}
 			for path, p := range f.Dump() {
 				want[path] = fmt.Sprint(p.Mod, string(p.Value))
@@ -328,11 +333,6 @@ func TestFollow_misses_nothing(t *testing.T) {
 			if n := s.Resyncs(); n > int64(compactions) {
 				t.Errorf("seed %d: %d resyncs after %d compactions", seed, n, compactions)
 			}
-			if n := f.Watches(); n != 1 {
-				t.Errorf("seed %d: %d watches", seed, n)
-			}
-			cancel()
-			wg.Wait()
 		})
 	}
 }
