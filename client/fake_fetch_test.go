@@ -61,7 +61,7 @@ func (f *fakeBroker) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, run
 	})
 	for {
 		f.mu.Lock()
-		changed, silent := f.changed, f.silent
+		changed, silent := f.changed, f.silent == x.number
 		f.mu.Unlock()
 		for !silent {
 			resp, err := x.next()
@@ -141,7 +141,7 @@ func (x *fakeSession) next() (*runnelv1.FetchResponse, error) {
 		}
 		if len(resp.GetBatches()) > 0 && x.limited {
 			x.credit -= int64(proto.Size(resp))
-			x.f.owed = min(x.f.owed, x.credit)
+			x.f.sent += int64(proto.Size(resp))
 		}
 		return resp, nil
 	}

@@ -85,8 +85,16 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 	defer mute.Close()
 	for _, args := range [][]string{
-		{"produce", "t"}, {"consume", "t"}, {"topic", "list"}, {"topic", "create", "t"}, {"topic", "describe", "t"}, {"topic", "delete", "t"},
-		{"cluster", "describe"}, {"cluster", "health"}, {"bench", "produce"}, {"bench", "consume"},
+		{"produce", "t"},
+		{"consume", "t"},
+		{"topic", "list"},
+		{"topic", "create", "t"},
+		{"topic", "describe", "t"},
+		{"topic", "delete", "t"},
+		{"cluster", "describe"},
+		{"cluster", "health"},
+		{"bench", "produce"},
+		{"bench", "consume"},
 	} {
 		for addr, within := range map[string]time.Duration{"127.0.0.1:1": 200 * time.Millisecond, mute.Addr().String(): 900 * time.Millisecond} {
 			begun := time.Now()
