@@ -64,9 +64,15 @@ func (b *Broker) open(ctx context.Context) (n *node, err error) {
 	if s := n.root.Start(); s.Why != "" || len(s.Problems) > 0 {
 		n.log.Warn().Str("data_dir", b.cfg.DataDir).Str("why", s.Why).Errs("problems", s.Problems).Msg("the last run did not end in an orderly way")
 	}
+	if _, limit, ok := descriptors(); ok && limit < fewDescriptors {
+		n.log.Warn().Int("limit", limit).Msg("the process may open few files: raise the limit (ulimit -n), or connections will be refused early")
+	}
 	n.build(sec)
 	return n, nil
 }
+
+// fewDescriptors is a limit with which a broker is soon in trouble.
+const fewDescriptors = 4096
 
 func (b *Broker) rootOptions(log zerolog.Logger) commitlog.RootOptions {
 	return commitlog.RootOptions{

@@ -162,12 +162,12 @@ type complaint struct {
 
 // complain logs why there is no session, the same reason once in a while only.
 func (s *Session) complain(last *complaint, addr string, err error, retry time.Duration) {
-	log := s.cfg.Log.Debug()
+	level := zerolog.DebugLevel
 	if text := addr + err.Error(); text != last.text || time.Since(last.at) >= complainEvery {
 		*last = complaint{text, time.Now()}
-		log = s.cfg.Log.Warn()
+		level = zerolog.WarnLevel
 	}
-	log.Str("controller", addr).Err(err).Dur("retry_in", retry).Msg("no session with the controller")
+	s.cfg.Log.WithLevel(level).Str("controller", addr).Err(err).Dur("retry_in", retry).Msg("no session with the controller")
 }
 
 // A rotation chooses which controller to try next: the one it was sent to,

@@ -5,9 +5,29 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/runnelmq/runnel/broker/metadata"
 )
+
+// counters are what partitions count themselves.
+type counters struct {
+	flush   prometheus.Histogram
+	corrupt prometheus.Counter
+}
+
+func newCounters(reg prometheus.Registerer) *counters {
+	auto := promauto.With(reg)
+	return &counters{
+		flush: auto.NewHistogram(prometheus.HistogramOpts{
+			Name: "log_flush_duration_seconds", Help: "Time it took to make appended records durable before they counted.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10),
+		}),
+		corrupt: auto.NewCounter(prometheus.CounterOpts{
+			Name: "corrupt_batches_total", Help: "Reads that met damaged data.",
+		}),
+	}
+}
 
 // collector reads the set and the image at each scrape. A series is there as
 // long as its partition is: nothing is left behind by a deleted topic, and no
@@ -41,7 +61,7 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 		underReplicated: sum("under_replicated_partitions", "Partitions this broker leads with fewer replicas in sync than they have."),
 		underMinISR:     sum("under_min_isr_partitions", "Partitions this broker leads with fewer replicas in sync than writes need."),
 		unconfirmed:     sum("leader_unconfirmed_partitions", "Partitions this broker leads and can't be sure to lead."),
-		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened."),
+		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened, or may have lost records."),
 		leaders:         sum("leader_partitions", "Partitions this broker leads."),
 		replicas:        sum("replica_partitions", "Partitions this broker holds a copy of."),
 	})
@@ -62,9 +82,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
+	suspect := int64(len(c.set.Lost()))
 	var leaders, unconfirmed, underReplicated, underMinISR int64
 	all := c.set.All()
 	for _, p := range all {
+		if p.Suspicion() != "" {
+			suspect++
+		}
 		st, t := p.State(), p.Topic()
 		if !st.Leader || t.Phase != metadata.TopicActive {
 			continue
@@ -95,7 +119,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.unconfirmed, unconfirmed)
 	gauge(c.underReplicated, underReplicated)
 	gauge(c.underMinISR, underMinISR)
-	gauge(c.suspect, int64(len(c.set.Lost())))
+	gauge(c.suspect, suspect)
 	gauge(c.offline, Offline(c.set.deps.Store.Load()))
 }
 

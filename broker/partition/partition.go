@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/google/uuid"
-	"github.com/rs/zerolog"
 
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/commitlog"
@@ -47,7 +46,7 @@ type host struct {
 	disk      func() commitlog.DiskState
 	confirmed func() bool
 	flush     func(*Partition) // asks a flusher to make p durable, soon
-	log       zerolog.Logger
+	metrics   *counters
 }
 
 // A Partition is the local replica of one partition.
@@ -70,9 +69,11 @@ type Partition struct {
 	core    core
 	known   metadata.Partition // as last applied
 	stopped error              // why it is out of service for good, nil while it is not
-	commits commitQueue
-	reads   readQueue
-	flusher flushState
+	// suspicion is why the log may miss what was acknowledged, "" when it does not.
+	suspicion string
+	commits   commitQueue
+	reads     readQueue
+	flusher   flushState
 
 	// due holds callbacks in the order of their cause. One goroutine at a time
 	// runs them, so that none overtakes another.
@@ -97,13 +98,16 @@ const (
 	dirty                      // one is here, and must come again
 )
 
-func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, hw record.Offset) *Partition {
+func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, rec *commitlog.Recovery) *Partition {
 	p := &Partition{id: t.ID, number: n, host: h, log: log, writing: make(chan struct{}, 1)}
+	if rec.Suspicion != commitlog.NotSuspect {
+		p.suspicion = rec.Suspicion.String()
+	}
 	p.topic.Store(t)
 	p.core.self = h.self
 	p.core.logStart = log.Start()
 	p.core.own = progress{written: log.End(), durable: log.Durable()}
-	p.core.hw = min(max(hw, log.Start()), log.End())
+	p.core.hw = min(max(rec.HighWatermark, log.Start()), log.End())
 	p.mu.Lock()
 	p.publishLocked()
 	p.mu.Unlock()
@@ -169,10 +173,10 @@ func (p *Partition) Damage() error {
 // Suspicion says why the log may miss what was acknowledged, "" when it does
 // not.
 func (p *Partition) Suspicion() string {
-	if s := p.log.Suspicion(); s != commitlog.NotSuspect {
-		return s.String()
-	}
-	return ""
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.suspicion
 }
 
 // publishLocked makes the state what core says, and the waiters due that it

@@ -49,7 +49,11 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 	err := p.log.StartEpoch(mp.LeaderEpoch)
 	if err == nil && p.log.Suspicion() != commitlog.NotSuspect {
 		// The controller knew, and chose this copy.
-		err = p.log.SetSuspicion(commitlog.NotSuspect)
+		if err = p.log.SetSuspicion(commitlog.NotSuspect); err == nil {
+			p.mu.Lock()
+			p.suspicion = ""
+			p.mu.Unlock()
+		}
 	}
 	if err != nil {
 		if errors.Is(err, commitlog.ErrFailed) {

@@ -87,7 +87,7 @@ func NewSet(cfg Config, deps Deps) *Set {
 	s := &Set{cfg: cfg, deps: deps, queue: newFlushQueue(cfg.Flushers), parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}}
 	s.host = host{
 		self: deps.Store.Load().Self, store: deps.Store, disk: deps.Root.Disk, confirmed: deps.Session.Confirmed,
-		flush: s.queue.push, log: deps.Log,
+		flush: s.queue.push, metrics: newCounters(deps.Metrics),
 	}
 	newMetrics(s, deps.Metrics)
 	return s
@@ -395,7 +395,7 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 			Str("detail", e.Detail).Msg("recovery of a log")
 	}
 	s.report(r)
-	p := newPartition(&s.host, t, n, log, rec.HighWatermark)
+	p := newPartition(&s.host, t, n, log, &rec)
 	s.mu.Lock()
 	s.parts[k] = p
 	delete(s.lost, k)

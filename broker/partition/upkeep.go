@@ -27,7 +27,9 @@ func (p *Partition) flushOnce() {
 	p.mu.Lock()
 	p.flusher = flushing
 	p.mu.Unlock()
+	start := time.Now()
 	err := p.log.Sync()
+	p.host.metrics.flush.Observe(time.Since(start).Seconds())
 	if err != nil && !errors.Is(err, commitlog.ErrClosed) {
 		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
 	}
