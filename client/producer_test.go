@@ -268,7 +268,7 @@ func testSplit(t *testing.T, mumble bool) {
 func TestProducer_permanentErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
-		p := producer(t, f.client(t))
+		p := producer(t, f.client(t), client.BatchBytes(2<<20))
 		y := newTally()
 		begun := time.Now()
 		p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 2<<20)}, y.done("large"))
