@@ -8,12 +8,14 @@ import (
 	"net"
 	"path/filepath"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/runnelmq/runnel/broker"
 	"github.com/runnelmq/runnel/controller"
+	"github.com/runnelmq/runnel/internal/telemetry"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -132,7 +134,7 @@ func (a *app) dev(ctx context.Context, cfg devConfig, data string) error {
 		return err
 	}
 	defer early.close()
-	n := &devNode{app: a, cfg: cfg, log: log, early: early, data: data}
+	n := &devNode{app: a, cfg: cfg, log: log, early: early, data: data, registry: telemetry.NewRegistry()}
 	return n.run(ctx)
 }
 
@@ -154,17 +156,18 @@ func lockData(dir string) (io.Closer, error) {
 
 // A devNode is what `runnel dev` runs.
 type devNode struct {
-	app   *app
-	cfg   devConfig
-	log   zerolog.Logger
-	early *earlyPorts
-	data  string
+	app      *app
+	cfg      devConfig
+	log      zerolog.Logger
+	early    *earlyPorts
+	data     string
+	registry *prometheus.Registry
 }
 
 // run starts the controller, then the broker, and stops them the other way
 // round: a broker that leaves tells the controller.
 func (n *devNode) run(ctx context.Context) error {
-	ctl, err := controller.New(n.cfg.Controller, controller.Deps{Log: n.log, Dev: true})
+	ctl, err := controller.New(n.cfg.Controller, controller.Deps{Log: n.log, Registry: n.registry, Dev: true})
 	if err != nil {
 		return err
 	}
@@ -188,7 +191,7 @@ func (n *devNode) run(ctx context.Context) error {
 func (n *devNode) runBroker(ctx context.Context, controllerAddr string) error {
 	cfg := n.cfg.Broker
 	cfg.Controllers = []string{controllerAddr}
-	b, err := broker.New(cfg, broker.Deps{Log: n.log, Listen: n.early.listen, Version: version()})
+	b, err := broker.New(cfg, broker.Deps{Log: n.log, Registry: n.registry, Listen: n.early.listen, Version: version()})
 	if err != nil {
 		return err
 	}
