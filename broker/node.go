@@ -26,6 +26,10 @@ import (
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
+// featureLevel is the level of formats this version writes and understands: the
+// first one.
+const featureLevel = 1
+
 // A node is a broker with its data directory open and its ports bound.
 type node struct {
 	broker *Broker
@@ -66,9 +70,15 @@ func (b *Broker) open(ctx context.Context) (n *node, err error) {
 	if s := n.root.Start(); s.Why != "" || len(s.Problems) > 0 {
 		n.log.Warn().Str("data_dir", b.cfg.DataDir).Str("why", s.Why).Errs("problems", s.Problems).Msg("the last run did not end in an orderly way")
 	}
+	if _, limit, ok := descriptors(); ok && limit < fewDescriptors {
+		n.log.Warn().Int("limit", limit).Msg("the process may open few files: raise the limit (ulimit -n), or connections will be refused early")
+	}
 	n.build(sec)
 	return n, nil
 }
+
+// fewDescriptors is a limit with which a broker is soon in trouble.
+const fewDescriptors = 4096
 
 func (b *Broker) rootOptions(log zerolog.Logger) commitlog.RootOptions {
 	return commitlog.RootOptions{
@@ -94,7 +104,7 @@ func (n *node) build(sec security) {
 			BrokerId: b.cfg.ID, Incarnation: b.incarnation, DirectoryId: n.root.ID().DirectoryID.String(),
 			ClientAddress:   advertised(b.cfg.Listen.AdvertisedClient, n.lis.client),
 			InternalAddress: advertised(b.cfg.Listen.AdvertisedInternal, n.lis.internal),
-			Rack:            b.cfg.Rack, Version: b.deps.Version, MinFeatureLevel: 1, MaxFeatureLevel: 1,
+			Rack:            b.cfg.Rack, Version: b.deps.Version, MinFeatureLevel: featureLevel, MaxFeatureLevel: featureLevel,
 		},
 		Controllers: b.cfg.Controllers, Dial: b.dial(sec.dial, nil), Identity: identity{n.root}, Condition: n.condition,
 		Log: b.deps.Log.With().Str("component", "session").Logger(),
@@ -289,10 +299,10 @@ func (n *node) drainTime() time.Duration {
 // not written to again.
 func (n *node) closeRoot() error {
 	err := n.root.Close(n.session.Epoch())
-	if err != nil && n.root.Failure().Err() != nil {
-		return nil // the failure is reported by who met it
+	if n.root.Failure().Err() == nil {
+		return err
 	}
-	return err
+	return nil // the failure is reported by who met it
 }
 
 // Readiness.

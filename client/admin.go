@@ -286,7 +286,8 @@ func (a *Admin) describeTopic(ctx context.Context, name string) (TopicDescriptio
 		for _, p := range page {
 			d.Partitions = append(d.Partitions, partitionDescription(p))
 		}
-		if d.Err != nil || len(page) == 0 || len(d.Partitions) >= int(d.PartitionCount) {
+		// A topic that is not there has no partitions either.
+		if len(page) == 0 || len(d.Partitions) >= int(d.PartitionCount) {
 			return d, nil
 		}
 	}

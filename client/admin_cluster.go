@@ -12,7 +12,8 @@ import (
 // say whether they did.
 func changeError(what string, err error) error {
 	err = rpcError(err)
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	gone, ok := errors.AsType[*unreachableError](err)
+	if ok && gone.lost || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		err = unknown(err)
 	}
 	return fmt.Errorf("%s: %w", what, err)

@@ -46,8 +46,9 @@ type batch struct {
 	// sized is size when it was last sent.
 	sized int
 
-	// encoded is set by the sender, once, before it is first sent. One
-	// reference is the batch's own.
+	// encoded is set by the sender, once, before it is first sent: from when it
+	// is in flight until it is given to the stream, builder and encoded are the
+	// sender's. One reference is the batch's own.
 	encoded mem.Buffer
 	// header and payload are what is in it; payload is its end.
 	header  record.Header
@@ -124,7 +125,7 @@ const smallMessage = 4 << 10
 // goes back to the pool when the last one is freed.
 func (p *builderPool) encode(b *batch, c record.Compression, level int) error {
 	builder := b.builder
-	b.sized, b.builder = builder.Size(), nil
+	b.builder = nil
 	out, err := builder.Finish(c, level)
 	if err != nil {
 		p.put(builder)

@@ -141,7 +141,7 @@ func (e *Error) Is(target error) bool {
 	if r, ok := target.(reasonError); ok {
 		return e.reason == runnelv1.ErrorReason(r) && r != 0
 	}
-	return target == ErrOutcomeUnknown && e.OutcomeUnknown //nolint:errorlint // the one value itself
+	return target == ErrOutcomeUnknown && e.OutcomeUnknown
 }
 
 // Int returns the fact of that name as a number; false when there is none.
@@ -199,8 +199,9 @@ func (e *Error) retriable() bool {
 		runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE,
 		runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL:
 		return false
+	default:
+		return e.Code == codes.Unavailable || e.Code == codes.ResourceExhausted
 	}
-	return e.Code == codes.Unavailable || e.Code == codes.ResourceExhausted
 }
 
 // itemError returns the error of an item of an answer; nil for none.
@@ -251,17 +252,37 @@ func rpcError(err error) error {
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 	case codes.Unavailable:
-		return &unreachableError{text: plainDialText(st.Message())}
+		return &unreachableError{text: plainDialText(st.Message()), lost: !neverConnected(st.Message())}
 	default:
 		return e
 	}
 }
 
 // An unreachableError says which address could not be reached and why.
-type unreachableError struct{ text string }
+type unreachableError struct {
+	text string
+	// lost: there was a connection, and what was asked may have been done.
+	lost bool
+}
 
-func (e *unreachableError) Error() string        { return ErrUnreachable.Error() + ": " + e.text }
-func (e *unreachableError) Is(target error) bool { return target == ErrUnreachable } //nolint:errorlint // the one value itself
+func (e *unreachableError) Error() string {
+	if e.lost {
+		return "the connection to the broker was lost: " + e.text
+	}
+	return ErrUnreachable.Error() + ": " + e.text
+}
+
+func (e *unreachableError) Is(target error) bool { return target == ErrUnreachable }
+
+// neverConnected reports whether gRPC's text is about opening a connection.
+func neverConnected(s string) bool {
+	for _, part := range []string{"last connection error", "while dialing", "handshake", "server preface"} {
+		if strings.Contains(s, part) {
+			return true
+		}
+	}
+	return false
+}
 
 // plainDialText takes gRPC's wrapping off the reason a connection failed for.
 func plainDialText(s string) string {

@@ -33,11 +33,11 @@ type fakeSession struct {
 }
 
 type fakeSub struct {
-	topic  string
-	n      int32
-	next   int64 // -1: EARLIEST
-	stop   int64
-	tag    uint64
+	topic string
+	n     int32
+	next  int64 // -1: EARLIEST
+	stop  int64
+	tag   uint64
 }
 
 func (f *fakeBroker) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runnelv1.FetchResponse]) error {
@@ -61,7 +61,7 @@ func (f *fakeBroker) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, run
 	})
 	for {
 		f.mu.Lock()
-		changed, silent := f.changed, f.silent
+		changed, silent := f.changed, f.silent == x.number
 		f.mu.Unlock()
 		for !silent {
 			resp, err := x.next()
@@ -141,7 +141,7 @@ func (x *fakeSession) next() (*runnelv1.FetchResponse, error) {
 		}
 		if len(resp.GetBatches()) > 0 && x.limited {
 			x.credit -= int64(proto.Size(resp))
-			x.f.owed = min(x.f.owed, x.credit)
+			x.f.sent += int64(proto.Size(resp))
 		}
 		return resp, nil
 	}
@@ -155,7 +155,7 @@ func (x *fakeSession) serve(sub *fakeSub) *runnelv1.FetchResponse {
 		resp.Error = ierr
 		return resp
 	}
-	resp.TopicId, resp.HighWatermark, resp.LogStartOffset = t.id, proto.Int64(p.next), proto.Int64(p.start)
+	resp.TopicId, resp.HighWatermark, resp.LogStartOffset = t.id, new(p.next), new(p.start)
 	if sub.next < 0 {
 		sub.next = p.start
 	}
@@ -190,7 +190,7 @@ func (x *fakeSession) serve(sub *fakeSub) *runnelv1.FetchResponse {
 		}
 	}
 	resp.NextOffset = &sub.next
-	resp.NextOffset = proto.Int64(sub.next)
+	resp.NextOffset = new(sub.next)
 	resp.End = sub.stop >= 0 && sub.next >= sub.stop
 	if len(resp.Batches) == 0 && !resp.End {
 		return nil

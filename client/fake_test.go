@@ -44,12 +44,13 @@ type fakeBroker struct {
 	// onFetch may end a stream after so many responses; nil: never.
 	onFetch  func(stream, responses int) error
 	fetches  int
-	open     int    // fetch streams open now
-	down     bool   // connections are refused
-	silent   bool   // fetch streams send nothing
+	open     int  // fetch streams open now
+	down     bool // connections are refused
+	silent   int  // the fetch stream of this number sends nothing
 	changed  chan struct{}
 	maxBatch int
-	owed     int64 // credit given minus bytes sent, lowest over all streams
+	mumble   bool  // refuses too large batches without saying its limit
+	sent     int64 // bytes of responses with records
 }
 
 type fakeTopic struct {
@@ -197,14 +198,14 @@ func (f *fakeBroker) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsReq
 		case q.GetTimestamp() != nil:
 			for i, h := range p.heads {
 				if h.MaxTimestampMs >= q.GetTimestamp().AsTime().UnixMilli() {
-					a.Offset = proto.Int64(int64(p.heads[i].BaseOffset))
+					a.Offset = new(int64(p.heads[i].BaseOffset))
 					break
 				}
 			}
 		case q.GetPosition() == runnelv1.Position_POSITION_EARLIEST:
-			a.Offset = proto.Int64(p.start)
+			a.Offset = new(p.start)
 		default:
-			a.Offset = proto.Int64(p.next)
+			a.Offset = new(p.next)
 		}
 		resp.Offsets = append(resp.Offsets, a)
 	}
@@ -277,7 +278,7 @@ func (f *fakeBroker) store(req *runnelv1.ProduceRequest) (*int64, *runnelv1.Item
 		panic(err)
 	}
 	buf := append(make([]byte, record.PrefixMax, record.PrefixMax+len(msg)), msg...)
-	b, err := f.validator.ParseBatch(buf, record.PrefixMax, len(buf), record.Limits{MaxRecordBytes: record.MaxRecordSize})
+	b, err := f.validator.ParseBatch(buf, record.PrefixMax, len(buf), record.Limits{MaxRecordBytes: 1 << 20})
 	if err != nil {
 		return nil, &runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH, Code: int32(codes.InvalidArgument), Message: err.Error()}
 	}
@@ -288,6 +289,9 @@ func (f *fakeBroker) store(req *runnelv1.ProduceRequest) (*int64, *runnelv1.Item
 		return nil, ierr
 	}
 	if f.maxBatch > 0 && b.FrameSize() > f.maxBatch {
+		if f.mumble {
+			return nil, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)
+		}
 		return nil, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument, "size", fmt.Sprint(b.FrameSize()), "maxBytes", fmt.Sprint(f.maxBatch))
 	}
 	base := p.next

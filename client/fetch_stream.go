@@ -129,7 +129,7 @@ func (s *fetchStream) serve(ctx context.Context) error {
 	s.cancel(cause)
 	receiver.Wait()
 	switch {
-	case ctx.Err() != nil || cause == nil:
+	case isDone(ctx) || cause == nil:
 		return nil
 	case errors.Is(cause, errStreamSilent):
 		return cause
@@ -414,8 +414,7 @@ func (r *Reader) resetLocked(a *assigned, err error) bool {
 	switch {
 	case r.o.reset == ResetEarliest && hasStart:
 		to = start
-	case r.o.reset == ResetEarliest:
-		to = noOffset // EARLIEST, as the broker finds it
+	case r.o.reset == ResetEarliest: // as the broker finds it
 	case !hasEnd:
 		return false
 	case r.o.reset == ResetNearest && hasStart && a.next < start:

@@ -70,7 +70,7 @@ type unknownError struct{ cause error }
 
 func (e *unknownError) Error() string        { return ErrOutcomeUnknown.Error() + ": " + e.cause.Error() }
 func (e *unknownError) Unwrap() error        { return e.cause }
-func (e *unknownError) Is(target error) bool { return target == ErrOutcomeUnknown } //nolint:errorlint // the one value itself
+func (e *unknownError) Is(target error) bool { return target == ErrOutcomeUnknown }
 
 // A settled is a group of records with one fate.
 type settled struct {

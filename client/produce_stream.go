@@ -153,7 +153,7 @@ func (s *produceStream) serve(ctx context.Context) error {
 	receiver.Wait()
 	s.bury()
 	switch {
-	case ctx.Err() != nil:
+	case isDone(ctx):
 		return nil
 	case s.err == nil && !s.answered:
 		return errStreamEnded // and would again at once

@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/runnelmq/runnel/internal/record"
-
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/record"
 )
 
 // A Producer writes records. It collects them in batches by partition and
@@ -283,10 +282,6 @@ func (p *Producer) topic(name string) *topic {
 	}
 	t, _ := p.topics.LoadOrStore(name, &topic{name: name})
 	return t.(*topic) //nolint:errcheck,forcetypeassert // as above
-}
-
-func (p *Producer) newPartition(t *topic, n int32, id string) *partition {
-	return &partition{p: p, topic: t, id: id, number: n}
 }
 
 func (p *Producer) eachPartition(f func(*partition)) {

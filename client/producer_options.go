@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/runnelmq/runnel/internal/record"
-
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/record"
 )
 
 // Acks says how far a write must have come before it counts as acknowledged.

@@ -117,6 +117,7 @@ func (l *lookup) resolve(answers []*runnelv1.OffsetAnswer) error {
 		l.end = latest
 	}
 	switch l.start.kind {
+	case startEarliest:
 	case startOffset:
 		l.from = l.start.n
 	case startLatest:

@@ -185,7 +185,7 @@ func (t *topic) learn(p *Producer, d *runnelv1.TopicDescription) {
 	for n := int32(len(v.partitions)); n < d.GetPartitionCount(); n++ { //nolint:gosec // a partition count
 		pt := &partition{p: p, topic: t, id: d.GetTopicId(), number: n}
 		v.partitions = append(v.partitions, pt)
-		t.parts = append(t.parts[:len(t.parts):len(t.parts)], pt)
+		t.parts = append(slices.Clip(t.parts), pt)
 	}
 	t.id, t.lastErr = d.GetTopicId(), nil
 	for len(t.held) > 0 {
@@ -259,5 +259,14 @@ func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-t.C:
+	}
+}
+
+func isDone(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return true
+	default:
+		return false
 	}
 }

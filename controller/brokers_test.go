@@ -75,9 +75,11 @@ func TestRegister_refuses(t *testing.T) {
 			wantReason(t, name, b.failure(), tt.reason)
 			b.leave()
 		}
-		if len(first.brokers) != 1 {
-			t.Errorf("registered are %v", first.brokers)
-		}
+		first.locked(func() {
+			if len(first.brokers) != 1 {
+				t.Errorf("registered are %v", first.brokers)
+			}
+		})
 	})
 }
 
@@ -207,14 +209,12 @@ func TestSilentBroker_is_fenced_and_comes_back(t *testing.T) {
 			return p.GetLeader() != id && p.GetLeader() > 0 && p.GetLeaderEpoch() == before.GetLeaderEpoch()+1 && len(p.GetIsr()) == 2 && len(p.GetElr()) == 0
 		})
 		wantReason(t, "the silent broker's session", leader.failure(), runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH)
-		leader.conn.Close()
+		leader.leave()
 		leader.mute = false
 		leader.serve(addr1)
 		if p := follower.partition(topic, 0); p.GetLeader() == id || slices.Contains(p.GetIsr(), id) {
 			t.Errorf("back by registering alone: %v", p)
 		}
-		b[0], b[1], b[2] = leader, leader, leader // left by the caller, twice over
-		follower.leave()
 	})
 }
 
@@ -224,12 +224,14 @@ func TestDev_never_fences_by_time(t *testing.T) {
 		a := w.newBroker(1).serve(addr1)
 		defer a.leave()
 		topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t"}).GetTopicId()
+		other := w.newBroker(2).serve(addr1) // where nobody is heard, nobody is fenced anyway
+		defer other.leave()
 		a.mu.Lock()
 		a.mute = true
 		a.mu.Unlock()
 		time.Sleep(time.Hour)
-		if a.phaseLocked(1) != inService || a.partition(topic, 0).GetLeaderEpoch() != 1 {
-			t.Errorf("after an hour of silence: %v, %v", a.phaseLocked(1), a.partition(topic, 0))
+		if a.phase(1) != inService || a.partition(topic, 0).GetLeaderEpoch() != 1 {
+			t.Errorf("after an hour of silence: %v, %v", a.phase(1), a.partition(topic, 0))
 		}
 	})
 }
@@ -245,8 +247,8 @@ func TestController_that_hears_nobody_fences_nobody(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		for id := range int32(2) {
-			if b[0].phaseLocked(id+1) != inService {
-				t.Errorf("broker %d is %v", id+1, b[0].phaseLocked(id+1))
+			if b[0].phase(id+1) != inService {
+				t.Errorf("broker %d is %v", id+1, b[0].phase(id+1))
 			}
 		}
 	})
@@ -270,13 +272,15 @@ func TestShutdown_hands_leaderships_over(t *testing.T) {
 			}
 		}
 		alone := 0
-		for _, p := range b[1].partitions {
-			if p.GetLeader() == 1 {
-				alone++ // nobody else has it: it is served until the end
+		b[1].locked(func() {
+			for _, p := range b[1].partitions {
+				if p.GetLeader() == 1 {
+					alone++ // nobody else has it: it is served until the end
+				}
 			}
-		}
-		if b[1].phaseLocked(1) != shuttingDown || alone != 1 {
-			t.Errorf("broker 1 is %v and leads %d partitions", b[1].phaseLocked(1), alone)
+		})
+		if b[1].phase(1) != shuttingDown || alone != 1 {
+			t.Errorf("broker 1 is %v and leads %d partitions", b[1].phase(1), alone)
 		}
 		resp, err := c.CreateTopics(t.Context(), create(&runnelv1.NewTopic{Name: "x", ReplicationFactor: new(int32(2))}))
 		if err != nil || resp.GetResponse().GetResults()[0].GetError().GetMetadata()["available"] != "1" {
@@ -298,8 +302,8 @@ func TestStorageFailure_fences_at_once(t *testing.T) {
 		start := time.Now()
 		b[1].until("the fence", func() bool { return b[1].phaseLocked(1) == fenced })
 		time.Sleep(10 * time.Second)
-		if b[1].phaseLocked(1) != fenced || time.Since(start) > 11*time.Second {
-			t.Errorf("broker 1 is %v", b[1].phaseLocked(1))
+		if b[1].phase(1) != fenced || time.Since(start) > 11*time.Second {
+			t.Errorf("broker 1 is %v", b[1].phase(1))
 		}
 	})
 }
@@ -317,8 +321,8 @@ func TestUnfence_waits_for_report_and_metadata(t *testing.T) {
 		lazy.join(addr1)
 		defer lazy.leave()
 		time.Sleep(10 * time.Second)
-		if silent.phaseLocked(1) != fenced || silent.phaseLocked(2) != fenced {
-			t.Errorf("without a report: %v; without applied metadata: %v", silent.phaseLocked(1), silent.phaseLocked(2))
+		if silent.phase(1) != fenced || silent.phase(2) != fenced {
+			t.Errorf("without a report: %v; without applied metadata: %v", silent.phase(1), silent.phase(2))
 		}
 		silent.recover()
 		silent.until("being in service", func() bool { return silent.phaseLocked(1) == inService })
@@ -337,9 +341,11 @@ func TestSnapshot_comes_in_pieces_with_heartbeats_answered(t *testing.T) {
 		mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t", Partitions: new(int32(10_000))})
 		b := w.newBroker(2).serve(addr1)
 		defer b.leave()
-		if len(b.partitions) != 10_000 || len(b.pieces) < 3 {
-			t.Errorf("%d partitions in pieces of %v objects", len(b.partitions), b.pieces)
-		}
+		b.locked(func() {
+			if len(b.partitions) != 10_000 || len(b.pieces) < 3 {
+				t.Errorf("%d partitions in pieces of %v objects", len(b.partitions), b.pieces)
+			}
+		})
 		b.heartbeat()
 		b.until("the answer", func() bool { return b.answered == b.beats })
 	})

@@ -81,9 +81,11 @@ func TestValidate_refuses(t *testing.T) {
 		}
 	}
 	for _, set := range [][]string{
-		{"listen.controller=[::1]:7422"}, {"listen.controller=localhost:0"},
+		{"listen.controller=[::1]:7422"},
+		{"listen.controller=localhost:0"},
 		{"listen.controller=0.0.0.0:7422", "listen.advertised=c1:7422", "security.cluster_secret=0123456789abcdef"},
-		{"etcd.endpoints=etcd:2379,[fe80::1%eth0]:2379"}, {"etcd.client=[::1]:7428"},
+		{"etcd.endpoints=etcd:2379,[fe80::1%eth0]:2379"},
+		{"etcd.client=[::1]:7428"},
 	} {
 		cfg := controller.DefaultConfig()
 		if err := config.Load(&cfg, config.Source{Env: map[string]string{}, Set: set}); err != nil {

@@ -78,8 +78,8 @@ func TestEmbeddedEtcd_keeps_everything_over_a_restart(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	cluster, epoch, controllerEpoch := b.register.GetClusterId(), b.epoch, b.controllerEpoch
 	b.leave()
+	cluster, epoch, controllerEpoch := b.register.GetClusterId(), b.epoch, b.controllerEpoch
 
 	start := time.Now()
 	c, stop = startOnDisk(t, onDisk(dir), controller.Deps{})
@@ -87,12 +87,14 @@ func TestEmbeddedEtcd_keeps_everything_over_a_restart(t *testing.T) {
 	awaitLeader(b, created.GetTopicId(), 1, 1)
 	t.Logf("back in service after %v", time.Since(start))
 	topic := b.topicNamed("t")
-	if topic.GetTopicId() != created.GetTopicId() || topic.GetConfigs()["retention.ms"] != "5" || len(b.partitions) != 300 {
-		t.Errorf("the topic is %v with %d partitions", topic, len(b.partitions))
-	}
-	if b.register.GetClusterId() != cluster || b.epoch != epoch+1 || b.controllerEpoch != controllerEpoch+1 {
-		t.Errorf("cluster %s, broker epoch %d, controller epoch %d; they were %s, %d, %d", b.register.GetClusterId(), b.epoch, b.controllerEpoch, cluster, epoch, controllerEpoch)
-	}
+	b.locked(func() {
+		if topic.GetTopicId() != created.GetTopicId() || topic.GetConfigs()["retention.ms"] != "5" || len(b.partitions) != 300 {
+			t.Errorf("the topic is %v with %d partitions", topic, len(b.partitions))
+		}
+		if b.register.GetClusterId() != cluster || b.epoch != epoch+1 || b.controllerEpoch != controllerEpoch+1 {
+			t.Errorf("cluster %s, broker epoch %d, controller epoch %d; they were %s, %d, %d", b.register.GetClusterId(), b.epoch, b.controllerEpoch, cluster, epoch, controllerEpoch)
+		}
+	})
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +174,18 @@ func electAnother(ctx context.Context, s *store.Store) error {
 	if _, err := s.ClusterID(ctx, uuid.New(), true); err != nil {
 		return err
 	}
-	_, won, err := s.Campaign(ctx, state.Controller{Address: "elsewhere:7422", Incarnation: uuid.New()}, &state.Counters{}, time.Minute)
+	var counters *state.Counters
+	fctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	image := state.NewImage()
+	if err := s.Follow(fctx, func(rev state.Revision, updates []state.Update) {
+		image.Apply(rev, updates)
+		counters = image.Counters()
+		cancel()
+	}); err != nil {
+		return err
+	}
+	_, won, err := s.Campaign(ctx, state.Controller{Address: "elsewhere:7422", Incarnation: uuid.New()}, counters, time.Minute)
 	if err == nil && !won {
 		err = errors.New("not elected")
 	}

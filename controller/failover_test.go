@@ -3,6 +3,7 @@ package controller_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -118,7 +119,9 @@ func TestNewController_finishes_what_the_old_one_began(t *testing.T) {
 				if got := b.topicNamed("old") == nil; got != deleted {
 					t.Errorf("old topic gone: %v, want %v", got, deleted)
 				}
-				for id, topic := range b.topics {
+				var topics map[string]*controllerv1.TopicRecord
+				b.locked(func() { topics = maps.Clone(b.topics) })
+				for id, topic := range topics {
 					if topic.GetPhase() == controllerv1.TopicPhase_TOPIC_PHASE_DELETING {
 						b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Removed{Removed: &controllerv1.TopicsRemoved{TopicIds: []string{id}}}}
 					}
@@ -140,9 +143,11 @@ func TestNewController_finishes_what_the_old_one_began(t *testing.T) {
 						kept++
 					}
 				}
-				if kept != partitions || len(b.partitions) != partitions {
-					t.Errorf("%d partitions are kept and the broker knows %d, want %d", kept, len(b.partitions), partitions)
-				}
+				b.locked(func() {
+					if kept != partitions || len(b.partitions) != partitions {
+						t.Errorf("%d partitions are kept and the broker knows %d, want %d", kept, len(b.partitions), partitions)
+					}
+				})
 			})
 		})
 	}
@@ -255,7 +260,9 @@ func TestAmbiguousCommits_are_found_out(t *testing.T) {
 					t.Errorf("seed %d: %s: %v, want it to exist: %v", seed, name, topic, exists)
 				}
 			}
-			for id, topic := range b.topics {
+			var topics map[string]*controllerv1.TopicRecord
+			b.locked(func() { topics = maps.Clone(b.topics) })
+			for id, topic := range topics {
 				if topic.GetPhase() != controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE {
 					continue
 				}
@@ -300,8 +307,8 @@ func TestStoreOutage_costs_admin_calls_only(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(start), e)
 		}
 		w.kv.Inject(nil)
-		if r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t"}); !r.GetApplied() || b[0].phaseLocked(1) != inService {
-			t.Errorf("afterwards: %v; broker %v", r, b[0].phaseLocked(1))
+		if r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t"}); !r.GetApplied() || b[0].phase(1) != inService {
+			t.Errorf("afterwards: %v; broker %v", r, b[0].phase(1))
 		}
 	})
 }
@@ -330,7 +337,9 @@ func TestCompactedWatch_resyncs_once(t *testing.T) {
 		if _, err := c.DeleteTopics(t.Context(), &controllerv1.DeleteTopicsRequest{Request: &runnelv1.DeleteTopicsRequest{Topics: []*runnelv1.TopicRef{{Name: "gone"}}}}); err != nil {
 			t.Fatal(err)
 		}
-		for id := range b.topics {
+		var ids []string
+		b.locked(func() { ids = slices.Collect(maps.Keys(b.topics)) })
+		for _, id := range ids {
 			b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Removed{Removed: &controllerv1.TopicsRemoved{TopicIds: []string{id}}}}
 		}
 		synctest.Wait()
@@ -343,11 +352,29 @@ func TestCompactedWatch_resyncs_once(t *testing.T) {
 		b.leave()
 		<-second.Ready()
 		b.serve(addr2)
-		if len(b.topics) != 50 || b.topicNamed("gone") != nil || len(b.partitions) != 50 {
-			t.Errorf("the second controller tells of %d topics and %d partitions", len(b.topics), len(b.partitions))
-		}
+		gone := b.topicNamed("gone")
+		b.locked(func() {
+			if len(b.topics) != 50 || gone != nil || len(b.partitions) != 50 {
+				t.Errorf("the second controller tells of %d topics and %d partitions", len(b.topics), len(b.partitions))
+			}
+		})
 		if n := metric(t, second, "runnel_metadata_resyncs_total"); n != 1 {
 			t.Errorf("%v resyncs", n)
 		}
+	})
+}
+
+// A broker that gave up waiting for its registration is not taken for connected when that is done after all.
+func TestAbandonedRegistration_leaves_no_session(t *testing.T) {
+	alone(t, dev, func(w *world) {
+		w.kv.Inject(func([]store.Write) storetest.Fault { return storetest.FaultBefore })
+		b := w.newBroker(1)
+		b.join(addr1)
+		time.Sleep(time.Second)
+		b.leave()
+		w.kv.Inject(nil)
+		time.Sleep(15 * time.Second)
+		// The registration stands; if its session did too, another data directory would be a duplicate.
+		w.newBroker(1).serve(addr1).leave()
 	})
 }

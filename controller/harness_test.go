@@ -143,6 +143,7 @@ type broker struct {
 	mute      bool // sends no heartbeats
 	lazy      bool // never says that it applied anything
 	conn      *grpc.ClientConn
+	wg        sync.WaitGroup // of the session's goroutines
 	shape     controllerv1.ReplicaShape
 	shapes    map[string]*controllerv1.ReplicaReport // by topic id/partition; else shape
 	noRecover bool
@@ -172,6 +173,7 @@ func (w *world) newBroker(id int32) *broker {
 		register: &controllerv1.Register{Broker: &controllerv1.BrokerRecord{
 			BrokerId: id, Incarnation: uuid.NewString(), DirectoryId: uuid.NewString(),
 			ClientAddress: fmt.Sprintf("broker-%d:7420", id), InternalAddress: fmt.Sprintf("broker-%d:7421", id), Version: "test",
+			MinFeatureLevel: 1, MaxFeatureLevel: 1,
 		}},
 	}
 }
@@ -202,16 +204,15 @@ func (b *broker) join(addr string) {
 	b.changed, b.err, b.pieces, b.deltas, b.revision = make(chan struct{}), nil, nil, nil, 0
 	b.mu.Unlock()
 	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Register{Register: b.register}}
-	var wg sync.WaitGroup
-	wg.Go(b.sendAll)
-	wg.Go(b.receiveAll)
-	wg.Go(b.beat)
+	b.wg.Go(b.sendAll)
+	b.wg.Go(b.receiveAll)
+	b.wg.Go(b.beat)
 }
 
 // leave breaks the session off.
 func (b *broker) leave() {
 	b.cancel()
-	<-b.ended
+	b.wg.Wait()
 	_ = b.conn.Close()
 }
 
@@ -373,6 +374,19 @@ func (b *broker) until(what string, cond func() bool) {
 			b.w.t.Fatalf("broker %d: %s never came; session: %v", b.register.GetBroker().GetBrokerId(), what, err)
 		}
 	}
+}
+
+// locked calls fn while the picture stands still.
+func (b *broker) locked(fn func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	fn()
+}
+
+func (b *broker) phase(id int32) controllerv1.BrokerPhase {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.phaseLocked(id)
 }
 
 func (b *broker) phaseLocked(id int32) controllerv1.BrokerPhase { return b.brokers[id].GetPhase() }

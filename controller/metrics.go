@@ -25,10 +25,10 @@ func (c *Controller) registerMetrics(s *store.Store) {
 		}
 		return 0
 	})
-	gauge("offline_partitions", "Partitions without a leader, as this controller sees it.", func(i *state.Image) float64 {
+	gauge("controller_offline_partitions", "Partitions without a leader, as this controller sees it.", func(i *state.Image) float64 {
 		return float64(i.Leaderless())
 	})
-	gauge("metadata_revision", "Revision of the metadata that this controller has seen.", func(i *state.Image) float64 {
+	gauge("controller_metadata_revision", "Revision of the metadata that this controller has seen.", func(i *state.Image) float64 {
 		return float64(i.Revision())
 	})
 	for phase, name := range map[state.BrokerPhase]string{

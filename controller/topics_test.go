@@ -97,7 +97,7 @@ func TestCreateTopics_refuses_counts_with_both_numbers(t *testing.T) {
 		if diff := cmp.Diff(before, w.kv.Dump()); diff != "" {
 			t.Errorf("something was written:\n%s", diff)
 		}
-		brokers[2].mute = true
+		brokers[2].locked(func() { brokers[2].mute = true })
 		brokers[0].until("broker 3 fenced", func() bool {
 			return brokers[0].phaseLocked(3) == controllerv1.BrokerPhase_BROKER_PHASE_FENCED
 		})
@@ -326,9 +326,11 @@ func TestDeleteTopic_frees_the_name_and_waits_for_every_broker_to_forget(t *test
 			br.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Removed{Removed: &controllerv1.TopicsRemoved{TopicIds: []string{first.GetTopicId(), uuid.NewString()}}}}
 			if n == 0 {
 				synctest.Wait()
-				if b[0].topics[first.GetTopicId()] == nil {
-					t.Error("the record went before the second broker had confirmed")
-				}
+				b[0].locked(func() {
+					if b[0].topics[first.GetTopicId()] == nil {
+						t.Error("the record went before the second broker had confirmed")
+					}
+				})
 			}
 		}
 		for _, br := range b {
@@ -382,7 +384,9 @@ func TestMinInsyncReplicas_change_each_partition_at_once(t *testing.T) {
 	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
 		t := w.t
 		r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", Partitions: new(int32(3)), ReplicationFactor: new(int32(3))})
-		b[1].mute, b[2].mute = true, true
+		for _, br := range b[1:] {
+			br.locked(func() { br.mute = true })
+		}
 		b[0].until("one in-sync replica and an ELR", func() bool {
 			p := b[0].partitions[partitionName(r.GetTopicId(), 0)]
 			return len(p.GetIsr()) == 1 && len(p.GetElr()) == 2

@@ -77,6 +77,7 @@ const (
 	firstTimeout   = 3 * time.Second
 	backoffMin     = 50 * time.Millisecond
 	backoffMax     = time.Second
+	complainEvery  = 30 * time.Second
 	// duplicateWait is how long another process may hold the broker's id before
 	// this one gives up: the session of a killed predecessor ends by itself.
 	duplicateWait = 30 * time.Second
@@ -119,6 +120,7 @@ func (s *Session) Run(ctx context.Context) error {
 	next := rotation{addrs: s.cfg.Controllers}
 	backoff := backoffMin
 	var duplicateSince time.Time
+	var last complaint
 	for ctx.Err() == nil {
 		addr := next.pick()
 		registered, err := s.connect(ctx, addr)
@@ -144,13 +146,29 @@ func (s *Session) Run(ctx context.Context) error {
 			s.cfg.Log.Debug().Str("controller", addr).Err(err).Msg("following to the active controller")
 			continue
 		}
-		s.cfg.Log.Warn().Str("controller", addr).Err(err).Dur("retry_in", backoff).Msg("no session with the controller")
+		s.complain(&last, addr, err, backoff)
 		if !lifecycle.Wait(ctx, backoff/2+rand.N(backoff)) { //nolint:gosec // jitter is no secret
 			return nil
 		}
 		backoff = min(backoff*2, backoffMax)
 	}
 	return nil
+}
+
+// A complaint is what was last logged of a session that does not come about.
+type complaint struct {
+	text string
+	at   time.Time
+}
+
+// complain logs why there is no session, the same reason once in a while only.
+func (s *Session) complain(last *complaint, addr string, err error, retry time.Duration) {
+	level := zerolog.DebugLevel
+	if text := addr + err.Error(); text != last.text || time.Since(last.at) >= complainEvery {
+		*last = complaint{text, time.Now()}
+		level = zerolog.WarnLevel
+	}
+	s.cfg.Log.WithLevel(level).Str("controller", addr).Err(err).Dur("retry_in", retry).Msg("no session with the controller")
 }
 
 // A rotation chooses which controller to try next: the one it was sent to,

@@ -129,6 +129,11 @@ func TestCommit_newEpochForgetsAcks(t *testing.T) {
 	if !c.settled() {
 		t.Error("not settled where the epoch began")
 	}
+	c.resolve(&metadata.Partition{PartitionEpoch: 4, ISR: ids(1, 2, 3), MinISR: 1}, 1) // 3 holds it back
+	says(c, 2, 3, progress{written: 20})
+	c.lead(&metadata.Partition{LeaderEpoch: 4, PartitionEpoch: 5, ISR: ids(1, 2), MinISR: 1}, 1, progress{written: 20}, t0)
+	c.appended(30, t0)
+	wantHW(t, c, 12, "leading again at once: the acks are of the epoch before")
 }
 
 func TestCommit_whoDoesNotLead(t *testing.T) {

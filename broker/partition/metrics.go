@@ -5,9 +5,36 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/runnelmq/runnel/broker/metadata"
 )
+
+// counters are what partitions count themselves.
+type counters struct {
+	flush   prometheus.Histogram
+	corrupt prometheus.Counter
+
+	shrinks, expands, divergence, belowHW prometheus.Counter
+}
+
+func newCounters(reg prometheus.Registerer) *counters {
+	auto := promauto.With(reg)
+	count := func(name, help string) prometheus.Counter {
+		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	return &counters{
+		flush: auto.NewHistogram(prometheus.HistogramOpts{
+			Name: "log_flush_duration_seconds", Help: "Time it took to make appended records durable before they counted.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10),
+		}),
+		corrupt:    count("corrupt_batches_total", "Reads that met damaged data."),
+		shrinks:    count("isr_shrinks_total", "Replicas that left the ISR of a partition this broker leads."),
+		expands:    count("isr_expands_total", "Replicas that joined the ISR of a partition this broker leads."),
+		divergence: count("divergence_total", "Times a replica of this broker refused a leader that lacks committed records."),
+		belowHW:    count("truncated_below_hw_total", "Times a replica of this broker was cut below what was committed, after an election that lost records."),
+	}
+}
 
 // collector reads the set and the image at each scrape. A series is there as
 // long as its partition is: nothing is left behind by a deleted topic, and no
@@ -41,31 +68,10 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 		underReplicated: sum("under_replicated_partitions", "Partitions this broker leads with fewer replicas in sync than they have."),
 		underMinISR:     sum("under_min_isr_partitions", "Partitions this broker leads with fewer replicas in sync than writes need."),
 		unconfirmed:     sum("leader_unconfirmed_partitions", "Partitions this broker leads and can't be sure to lead."),
-		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened."),
+		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened, or may have lost records."),
 		leaders:         sum("leader_partitions", "Partitions this broker leads."),
 		replicas:        sum("replica_partitions", "Partitions this broker holds a copy of."),
 	})
-}
-
-// counters count what happened to any partition.
-type counters struct {
-	shrinks, expands, divergence, belowHW prometheus.Counter
-}
-
-func newCounters(reg prometheus.Registerer) *counters {
-	count := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		if reg != nil {
-			reg.MustRegister(c)
-		}
-		return c
-	}
-	return &counters{
-		shrinks:    count("isr_shrinks_total", "Replicas that left the ISR of a partition this broker leads."),
-		expands:    count("isr_expands_total", "Replicas that joined the ISR of a partition this broker leads."),
-		divergence: count("divergence_total", "Times a replica of this broker refused a leader that lacks committed records."),
-		belowHW:    count("truncated_below_hw_total", "Times a replica of this broker was cut below what was committed, after an election that lost records."),
-	}
 }
 
 // Describe implements prometheus.Collector.
@@ -83,9 +89,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
+	suspect := int64(len(c.set.Lost()))
 	var leaders, unconfirmed, underReplicated, underMinISR int64
 	all := c.set.All()
 	for _, p := range all {
+		if p.Suspicion() != "" {
+			suspect++
+		}
 		st, t := p.State(), p.Topic()
 		if !st.Leader || t.Phase != metadata.TopicActive {
 			continue
@@ -116,7 +126,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.unconfirmed, unconfirmed)
 	gauge(c.underReplicated, underReplicated)
 	gauge(c.underMinISR, underMinISR)
-	gauge(c.suspect, int64(len(c.set.Lost())))
+	gauge(c.suspect, suspect)
 	gauge(c.offline, Offline(c.set.deps.Store.Load()))
 }
 

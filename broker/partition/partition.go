@@ -53,7 +53,7 @@ type host struct {
 	control   Control
 	number    func() uint64 // of the next proposal
 	lagMax    time.Duration
-	counters  *counters
+	metrics   *counters
 	log       zerolog.Logger
 }
 
@@ -90,9 +90,11 @@ type Partition struct {
 	core    core
 	known   metadata.Partition // as last applied
 	stopped error              // why it is out of service for good, nil while it is not
-	commits commitQueue
-	reads   readQueue
-	flusher flushState
+	// suspicion is why the log may miss what was acknowledged, "" when it does not.
+	suspicion string
+	commits   commitQueue
+	reads     readQueue
+	flusher   flushState
 	// refusal is what a client is told while another broker leads.
 	refusal error
 	askedAt time.Time // for another leader
@@ -139,14 +141,17 @@ const (
 	dirty                      // one is here, and must come again
 )
 
-func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, hw record.Offset) *Partition {
+func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, rec *commitlog.Recovery) *Partition {
 	p := &Partition{id: t.ID, number: n, host: h, log: log, writing: make(chan struct{}, 1), subs: map[metadata.BrokerID]*subscription{}}
+	if rec.Suspicion != commitlog.NotSuspect {
+		p.suspicion = rec.Suspicion.String()
+	}
 	p.topic.Store(t)
 	p.core.self, p.core.registered, p.core.lag.max = h.self, h.registered, h.lagMax
 	p.refusal = notLeader(h.store.Load(), t, n, &metadata.Partition{Leader: metadata.NoBroker})
 	p.core.logStart = log.Start()
 	p.core.own = progress{written: log.End(), durable: log.Durable()}
-	p.core.hw = min(max(hw, log.Start()), log.End())
+	p.core.hw = min(max(rec.HighWatermark, log.Start()), log.End())
 	p.state.Store(&State{})
 	p.mu.Lock()
 	p.publishLocked()
@@ -214,10 +219,10 @@ func (p *Partition) Damage() error {
 // Suspicion says why the log may miss what was acknowledged, "" when it does
 // not.
 func (p *Partition) Suspicion() string {
-	if s := p.log.Suspicion(); s != commitlog.NotSuspect {
-		return s.String()
-	}
-	return ""
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.suspicion
 }
 
 // publishLocked makes the state what core says, and the waiters due that it

@@ -139,7 +139,7 @@ func (p *Partition) answeredToken(subscription int64, a SubscribeAnswer) (again 
 	leader, epoch := p.core.follow.leader, p.core.epoch
 	p.mu.Unlock()
 	if errors.Is(err, ErrDiverged) {
-		p.host.counters.divergence.Inc()
+		p.host.metrics.divergence.Inc()
 		p.host.log.Error().Str("topic", p.Topic().Name).Int32("partition", p.number).Int32("leader", int32(leader)).Int64("leader_epoch", int64(epoch)).
 			Err(err).Msg("this replica is offline: its leader lacks committed records")
 	}
@@ -168,7 +168,7 @@ func (p *Partition) change(do change) error {
 		log = log.Str("kept", path)
 	}
 	if do.below {
-		p.host.counters.belowHW.Inc()
+		p.host.metrics.belowHW.Inc()
 	}
 	var err error
 	if do.kind == empty {

@@ -51,7 +51,11 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 	err := p.log.StartEpoch(mp.LeaderEpoch)
 	if err == nil && p.log.Suspicion() != commitlog.NotSuspect {
 		// The controller knew, and chose this copy.
-		err = p.log.SetSuspicion(commitlog.NotSuspect)
+		if err = p.log.SetSuspicion(commitlog.NotSuspect); err == nil {
+			p.mu.Lock()
+			p.suspicion = ""
+			p.mu.Unlock()
+		}
 	}
 	if err != nil {
 		if errors.Is(err, commitlog.ErrFailed) {
@@ -110,12 +114,12 @@ func (p *Partition) vouch(mp *metadata.Partition, judged bool) error {
 func (p *Partition) countISRLocked(mp *metadata.Partition) {
 	for _, id := range mp.ISR {
 		if !slices.Contains(p.core.committed, id) {
-			p.host.counters.expands.Inc()
+			p.host.metrics.expands.Inc()
 		}
 	}
 	for _, id := range p.core.committed {
 		if !slices.Contains(mp.ISR, id) {
-			p.host.counters.shrinks.Inc()
+			p.host.metrics.shrinks.Inc()
 		}
 	}
 }

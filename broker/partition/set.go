@@ -104,7 +104,7 @@ func NewSet(cfg Config, deps Deps) *Set {
 	s.host = host{
 		self: deps.Store.Load().Self, store: deps.Store, disk: deps.Root.Disk, confirmed: deps.Session.Confirmed,
 		flush: s.queue.push, control: deps.Session, number: func() uint64 { return s.proposals.Add(1) },
-		lagMax: cfg.ReplicaLagMax, counters: newCounters(deps.Metrics), log: deps.Log,
+		lagMax: cfg.ReplicaLagMax, metrics: newCounters(deps.Metrics), log: deps.Log,
 	}
 	deps.Session.Handle(&s.inbox)
 	newMetrics(s, deps.Metrics)
@@ -289,6 +289,9 @@ func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metad
 			continue
 		}
 		for n := range t.Partitions {
+			if !s.concerned(t, int32(n)) { //nolint:gosec // bounded by the image
+				continue
+			}
 			g.Go(func() error {
 				if gctx.Err() == nil {
 					return s.place(img, t, int32(n)) //nolint:gosec // bounded by the image
@@ -298,6 +301,17 @@ func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metad
 		}
 	}
 	return g.Wait()
+}
+
+// concerned says whether this broker has, or is to have, a replica.
+func (s *Set) concerned(t *metadata.Topic, n int32) bool {
+	if slices.Contains(t.Partitions[n].Replicas, s.host.self) {
+		return true
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+
+	return s.parts[key{t.ID, n}] != nil
 }
 
 // complete ends recovery when every replica this broker had has been looked
@@ -410,7 +424,7 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 			Str("detail", e.Detail).Msg("recovery of a log")
 	}
 	s.report(r)
-	p := newPartition(&s.host, t, n, log, rec.HighWatermark)
+	p := newPartition(&s.host, t, n, log, &rec)
 	s.mu.Lock()
 	s.parts[k] = p
 	delete(s.lost, k)
@@ -489,9 +503,6 @@ func (s *Set) dropTopic(t *metadata.Topic) {
 
 // remove deletes a topic's directories: the controller said so, by its id.
 func (s *Set) remove(t *metadata.Topic) error {
-	if !slices.Contains(t.AwaitingRemoval, s.host.self) {
-		return nil
-	}
 	s.dropTopic(t)
 	if err := s.deps.Root.RemoveTopic(t.ID); err != nil {
 		if errors.Is(err, commitlog.ErrFailed) {
@@ -501,7 +512,9 @@ func (s *Set) remove(t *metadata.Topic) error {
 		s.deps.Log.Error().Str("topic", t.Name).Err(err).Msg("a deleted topic's directory can't be removed")
 		return nil
 	}
-	s.deps.Session.Removed(t.ID)
+	if slices.Contains(t.AwaitingRemoval, s.host.self) {
+		s.deps.Session.Removed(t.ID)
+	}
 	return nil
 }
 

@@ -27,9 +27,11 @@ func (p *Partition) flushOnce() {
 	p.mu.Lock()
 	p.flusher = flushing
 	p.mu.Unlock()
-	p.busySince.CompareAndSwap(0, time.Now().UnixNano())
+	start := time.Now()
+	p.busySince.CompareAndSwap(0, start.UnixNano())
 	err := p.log.Sync()
 	p.busySince.Store(0)
+	p.host.metrics.flush.Observe(time.Since(start).Seconds())
 	if err != nil && !errors.Is(err, commitlog.ErrClosed) {
 		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
 	}

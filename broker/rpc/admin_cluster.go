@@ -14,7 +14,7 @@ import (
 // DescribeCluster implements runnelv1.AdminServiceServer.
 func (s *AdminService) DescribeCluster(context.Context, *runnelv1.DescribeClusterRequest) (*runnelv1.DescribeClusterResponse, error) {
 	img := s.deps.Store.Load()
-	_, controller, _ := s.deps.Session.Controller() //nolint:errcheck // empty when there is none, which the field says
+	_, controller, _ := s.deps.Session.Controller() // empty when there is none, which the field says
 	leaders, replicas := map[metadata.BrokerID]int32{}, map[metadata.BrokerID]int32{}
 	var topics, partitions int32
 	for _, t := range img.Topics() {

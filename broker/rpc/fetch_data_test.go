@@ -24,7 +24,7 @@ func (b *testBroker) sample(topic string, seed uint64) (want [][]byte) {
 	b.t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
 	next := int64(0)
-	for i := range 15 {
+	for i := range 10 {
 		var batch [][]byte
 		room := 2 << 20
 		for range 1 + rng.IntN(50) {
@@ -51,14 +51,14 @@ func (b *testBroker) sample(topic string, seed uint64) (want [][]byte) {
 }
 
 // recordsIn decodes batches as a client would, and drops what begins too early.
-func recordsIn(t testing.TB, batches []*runnelv1.RecordBatch, from int64) (offsets []int64, values [][]byte) {
-	t.Helper()
+func recordsIn(tb testing.TB, batches []*runnelv1.RecordBatch, from int64) (offsets []int64, values [][]byte) {
+	tb.Helper()
 	it := record.NewIterator(record.NewCodec())
 	for _, m := range batches {
-		frame := marshal(t, &runnelv1.Segment{Batches: []*runnelv1.RecordBatch{m}})
+		frame := marshal(tb, &runnelv1.Segment{Batches: []*runnelv1.RecordBatch{m}})
 		f, verdict := record.CheckFrame(frame, record.MaxFrameSize)
 		if verdict != record.OK {
-			t.Fatalf("%v: %v", m.GetBaseOffset(), verdict)
+			tb.Fatalf("%v: %v", m.GetBaseOffset(), verdict)
 		}
 		it.Reset(f.Header, f.Payload(frame))
 		for it.Next() {
@@ -68,7 +68,7 @@ func recordsIn(t testing.TB, batches []*runnelv1.RecordBatch, from int64) (offse
 			}
 		}
 		if it.Err() != nil {
-			t.Fatal(it.Err())
+			tb.Fatal(it.Err())
 		}
 	}
 	return offsets, values
@@ -84,13 +84,13 @@ func TestFetch_everyFormatDeliversEverything(t *testing.T) {
 		none := []runnelv1.Compression{runnelv1.Compression_COMPRESSION_NONE}
 		some := []runnelv1.Compression{runnelv1.Compression_COMPRESSION_ZSTD, runnelv1.Compression_COMPRESSION_GZIP}
 		for name, opts := range map[string]*runnelv1.FetchOptions{
-			"records":       {Format: records, MaxResponseBytes: ptr[int32](3 << 20)},
-			"small records": {Format: records, MaxResponseBytes: ptr[int32](64 << 10)},
-			"text":          {Format: text, MaxResponseBytes: ptr[int32](100_000)},
+			"records":       {Format: records, MaxResponseBytes: new(int32(3 << 20))},
+			"small records": {Format: records, MaxResponseBytes: new(int32(64 << 10))},
+			"text":          {Format: text, MaxResponseBytes: new(int32(100_000))},
 			"batches":       {Format: batches},
-			"small batches": {Format: batches, MaxResponseBytes: ptr[int32](64 << 10)},
+			"small batches": {Format: batches, MaxResponseBytes: new(int32(64 << 10))},
 			"decompressed":  {Format: batches, AcceptCompressions: none},
-			"some accepted": {Format: batches, AcceptCompressions: some, MaxResponseBytes: ptr[int32](128 << 10)},
+			"some accepted": {Format: batches, AcceptCompressions: some, MaxResponseBytes: new(int32(128 << 10))},
 		} {
 			for _, from := range []int64{0, 7, int64(len(want)) - 3} {
 				got := b.fetchAll(&runnelv1.FetchRequest{Options: opts, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, from)}})
@@ -148,7 +148,7 @@ func TestFetch_decompressedBatchesKeepTheirFields(t *testing.T) {
 		}
 		got := b.fetchAll(&runnelv1.FetchRequest{
 			Options: &runnelv1.FetchOptions{
-				Format: batches, MaxResponseBytes: ptr[int32](64 << 10), AcceptCompressions: []runnelv1.Compression{runnelv1.Compression_COMPRESSION_LZ4},
+				Format: batches, MaxResponseBytes: new(int32(64 << 10)), AcceptCompressions: []runnelv1.Compression{runnelv1.Compression_COMPRESSION_LZ4},
 			},
 			Partitions: []*runnelv1.FetchPartition{{Topic: "t"}},
 		})
@@ -179,7 +179,7 @@ func TestFetch_credit(t *testing.T) {
 			b.text("t", 0, string(make([]byte, 40<<10)))
 		}
 		stream := b.fetch(&runnelv1.FetchRequest{
-			Options:    &runnelv1.FetchOptions{Format: records, Follow: true, InitialCreditBytes: ptr[int64](1), MaxResponseBytes: ptr[int32](64 << 10)},
+			Options:    &runnelv1.FetchOptions{Format: records, Follow: true, InitialCreditBytes: new(int64(1)), MaxResponseBytes: new(int32(64 << 10))},
 			Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0)},
 		})
 		responses := make(chan *runnelv1.FetchResponse)
@@ -265,7 +265,7 @@ func TestFetch_partitionsTakeTurns(t *testing.T) {
 			}
 		}
 		got := b.fetchAll(&runnelv1.FetchRequest{
-			Options: &runnelv1.FetchOptions{MaxResponseBytes: ptr[int32](64 << 10)}, Partitions: []*runnelv1.FetchPartition{{Topic: "t"}},
+			Options: &runnelv1.FetchOptions{MaxResponseBytes: new(int32(64 << 10))}, Partitions: []*runnelv1.FetchPartition{{Topic: "t"}},
 		})
 		for i, r := range got.responses[:60] {
 			if r.GetPartition() != got.responses[i%3].GetPartition() {
@@ -312,7 +312,7 @@ func TestFetch_minResponseBytesAndMaxWait(t *testing.T) {
 		for _, format := range []runnelv1.FetchFormat{text, batches} {
 			stream := b.fetch(&runnelv1.FetchRequest{
 				Options: &runnelv1.FetchOptions{
-					Format: format, Follow: true, MinResponseBytes: ptr[int32](1000), MaxWait: durationpb.New(2 * time.Second),
+					Format: format, Follow: true, MinResponseBytes: new(int32(1000)), MaxWait: durationpb.New(2 * time.Second),
 				},
 				Partitions: []*runnelv1.FetchPartition{fromLatest("t", 0)},
 			})
@@ -347,7 +347,7 @@ func TestFetch_corruptData(t *testing.T) {
 		for _, v := range []string{"aaaa", "bbbb", "DAMAGED", "dddd"} {
 			b.text("t", 0, v)
 		}
-		fs.damage.Store(ptr("DAMAGED"))
+		fs.damage.Store(new("DAMAGED"))
 		stream := b.fetch(following(fromOffset("t", 0, 0)))
 		wantValues(t, stream, "aaaa bbbb")
 		r := recv(t, stream)

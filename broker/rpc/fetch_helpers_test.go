@@ -26,10 +26,11 @@ type allFetched struct {
 	err       error // that ended the stream; nil: OK
 }
 
-func collect(t testing.TB, stream interface {
+func collect(tb testing.TB, stream interface {
 	Recv() (*runnelv1.FetchResponse, error)
-}) allFetched {
-	t.Helper()
+},
+) allFetched {
+	tb.Helper()
 	all := allFetched{
 		records: map[int32][]*runnelv1.ConsumedRecord{}, texts: map[int32][]*runnelv1.ConsumedTextRecord{},
 		next: map[int32]int64{}, ends: map[int32]bool{}, errors: map[int32]*runnelv1.ItemError{},
@@ -49,7 +50,7 @@ func collect(t testing.TB, stream interface {
 		all.batches = append(all.batches, r.GetBatches()...)
 		if r.Partition != nil {
 			if r.NextOffset == nil {
-				t.Errorf("no next_offset in %v", r)
+				tb.Errorf("no next_offset in %v", r)
 			}
 			all.next[n] = r.GetNextOffset()
 		}

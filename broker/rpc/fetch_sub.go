@@ -110,15 +110,16 @@ func (q *subQueue) remove(s *fetchSub) {
 type holdHeap []*fetchSub
 
 // Len implements heap.Interface.
-func (h holdHeap) Len() int { return len(h) }
+func (h *holdHeap) Len() int { return len(*h) }
 
 // Less implements heap.Interface.
-func (h holdHeap) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
+func (h *holdHeap) Less(i, j int) bool { return (*h)[i].due.Before((*h)[j].due) }
 
 // Swap implements heap.Interface.
-func (h holdHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].heapIndex, h[j].heapIndex = i, j
+func (h *holdHeap) Swap(i, j int) {
+	s := *h
+	s[i], s[j] = s[j], s[i]
+	s[i].heapIndex, s[j].heapIndex = i, j
 }
 
 // Push implements heap.Interface.

@@ -59,12 +59,12 @@ func values(r *runnelv1.FetchResponse) string {
 }
 
 // nextValues skips responses without records.
-func nextValues(t testing.TB, stream runnelv1.LogService_FetchClient) (string, *runnelv1.FetchResponse) {
-	t.Helper()
+func nextValues(tb testing.TB, stream runnelv1.LogService_FetchClient) (string, *runnelv1.FetchResponse) {
+	tb.Helper()
 	for {
-		r := recv(t, stream)
+		r := recv(tb, stream)
 		if r.GetError() != nil || r.GetGoaway() != nil {
-			t.Fatalf("got %v, want records", r)
+			tb.Fatalf("got %v, want records", r)
 		}
 		if len(r.GetTextRecords()) > 0 {
 			return values(r), r
@@ -73,11 +73,11 @@ func nextValues(t testing.TB, stream runnelv1.LogService_FetchClient) (string, *
 }
 
 // want checks the values of the next response with records.
-func wantValues(t testing.TB, stream runnelv1.LogService_FetchClient, want string) *runnelv1.FetchResponse {
-	t.Helper()
-	got, r := nextValues(t, stream)
+func wantValues(tb testing.TB, stream runnelv1.LogService_FetchClient, want string) *runnelv1.FetchResponse {
+	tb.Helper()
+	got, r := nextValues(tb, stream)
 	if got != want {
-		t.Errorf("got %q, want %q", got, want)
+		tb.Errorf("got %q, want %q", got, want)
 	}
 	return r
 }
@@ -88,7 +88,7 @@ func TestFetch_positions(t *testing.T) {
 		b.topic("t", 1)
 		for i, ms := range []int64{2, 4, 6, 8} { // ST-13
 			b.produce(&runnelv1.ProduceRequest{Topic: "t", TextRecords: []*runnelv1.ProduceTextRecord{
-				{Value: ptr(strconv.Itoa(i)), Timestamp: timestamppb.New(time.UnixMilli(ms))},
+				{Value: new(strconv.Itoa(i)), Timestamp: timestamppb.New(time.UnixMilli(ms))},
 			}})
 		}
 		for name, c := range map[string]struct {
@@ -96,7 +96,7 @@ func TestFetch_positions(t *testing.T) {
 			want string
 			next int64
 		}{
-			"earliest":     {&runnelv1.FetchPartition{Topic: "t", Partition: ptr[int32](0)}, "0 1 2 3", 4},
+			"earliest":     {&runnelv1.FetchPartition{Topic: "t", Partition: new(int32(0))}, "0 1 2 3", 4},
 			"offset":       {fromOffset("t", 0, 2), "2 3", 4},
 			"the end":      {fromOffset("t", 0, 4), "", 4},
 			"latest":       {fromLatest("t", 0), "", 4},
@@ -105,9 +105,9 @@ func TestFetch_positions(t *testing.T) {
 			"time 3":       {fromTime("t", 0, 3), "1 2 3", 4},
 			"time 8":       {fromTime("t", 0, 8), "3", 4},
 			"time 9":       {fromTime("t", 0, 9), "", 4},
-			"a nano later": {&runnelv1.FetchPartition{Topic: "t", Partition: ptr[int32](0), Start: &runnelv1.FetchPartition_Timestamp{Timestamp: &timestamppb.Timestamp{Nanos: 4_000_001}}}, "2 3", 4},
-			"a stop":       {&runnelv1.FetchPartition{Topic: "t", Partition: ptr[int32](0), StopOffset: ptr[int64](2)}, "0 1", 2},
-			"stop at once": {&runnelv1.FetchPartition{Topic: "t", Partition: ptr[int32](0), StopOffset: ptr[int64](0)}, "", 0},
+			"a nano later": {&runnelv1.FetchPartition{Topic: "t", Partition: new(int32(0)), Start: &runnelv1.FetchPartition_Timestamp{Timestamp: &timestamppb.Timestamp{Nanos: 4_000_001}}}, "2 3", 4},
+			"a stop":       {&runnelv1.FetchPartition{Topic: "t", Partition: new(int32(0)), StopOffset: new(int64(2))}, "0 1", 2},
+			"stop at once": {&runnelv1.FetchPartition{Topic: "t", Partition: new(int32(0)), StopOffset: new(int64(0))}, "", 0},
 		} {
 			for _, followed := range []bool{false, true} {
 				if followed && c.part.StopOffset == nil {
@@ -134,7 +134,7 @@ func TestFetch_refusesBadPartitionsAndGoesOn(t *testing.T) {
 		id := b.topic("t", 2)
 		b.change("t", 2, 3)
 		b.text("t", 0, "a", "b")
-		p0 := ptr[int32](0)
+		p0 := new(int32(0))
 		for name, c := range map[string]struct {
 			part   *runnelv1.FetchPartition
 			code   codes.Code
@@ -143,17 +143,17 @@ func TestFetch_refusesBadPartitionsAndGoesOn(t *testing.T) {
 			"an unknown topic":       {fromOffset("none", 0, 0), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 			"an unknown partition":   {fromOffset("t", 2, 0), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
 			"a negative partition":   {fromOffset("t", -1, 0), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"another topic's id":     {&runnelv1.FetchPartition{Topic: "t", TopicId: ptr("x")}, codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
-			"all at one offset":      {&runnelv1.FetchPartition{Topic: "t", TopicId: ptr(id.String()), Start: &runnelv1.FetchPartition_Offset{}}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"all with one epoch":     {&runnelv1.FetchPartition{Topic: "t", LeaderEpoch: ptr[int64](1)}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"another topic's id":     {&runnelv1.FetchPartition{Topic: "t", TopicId: new("x")}, codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"all at one offset":      {&runnelv1.FetchPartition{Topic: "t", TopicId: new(id.String()), Start: &runnelv1.FetchPartition_Offset{}}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"all with one epoch":     {&runnelv1.FetchPartition{Topic: "t", LeaderEpoch: new(int64(1))}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"a negative offset":      {fromOffset("t", 0, -1), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a negative stop":        {&runnelv1.FetchPartition{Topic: "t", StopOffset: ptr[int64](-1)}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"a negative stop":        {&runnelv1.FetchPartition{Topic: "t", StopOffset: new(int64(-1))}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"beyond the end":         {fromOffset("t", 0, 3), codes.OutOfRange, runnelv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE},
 			"an unknown position":    {&runnelv1.FetchPartition{Topic: "t", Partition: p0, Start: &runnelv1.FetchPartition_Position{Position: 9}}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"no time":                {&runnelv1.FetchPartition{Topic: "t", Partition: p0, Start: &runnelv1.FetchPartition_Timestamp{Timestamp: &timestamppb.Timestamp{Nanos: -1}}}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"an old epoch":           {&runnelv1.FetchPartition{Topic: "t", Partition: p0, LeaderEpoch: ptr[int64](1)}, codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
-			"a future epoch":         {&runnelv1.FetchPartition{Topic: "t", Partition: p0, LeaderEpoch: ptr[int64](4)}, codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},
-			"a last epoch of naught": {&runnelv1.FetchPartition{Topic: "t", Partition: p0, LastEpoch: ptr[int64](1)}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"an old epoch":           {&runnelv1.FetchPartition{Topic: "t", Partition: p0, LeaderEpoch: new(int64(1))}, codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
+			"a future epoch":         {&runnelv1.FetchPartition{Topic: "t", Partition: p0, LeaderEpoch: new(int64(4))}, codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},
+			"a last epoch of naught": {&runnelv1.FetchPartition{Topic: "t", Partition: p0, LastEpoch: new(int64(1))}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		} {
 			stream := b.fetch(following(tagged(c.part, 5)))
 			r := recv(t, stream)
@@ -185,16 +185,16 @@ func TestFetch_misuse(t *testing.T) {
 		for name, reqs := range map[string][]*runnelv1.FetchRequest{
 			"late options":           {{}, {Options: &runnelv1.FetchOptions{}}},
 			"credit without":         {{CreditBytes: 5}},
-			"negative credit":        {{Options: &runnelv1.FetchOptions{InitialCreditBytes: ptr[int64](5)}, CreditBytes: -1}},
-			"negative first credit":  opt(&runnelv1.FetchOptions{InitialCreditBytes: ptr[int64](-1)}),
+			"negative credit":        {{Options: &runnelv1.FetchOptions{InitialCreditBytes: new(int64(5))}, CreditBytes: -1}},
+			"negative first credit":  opt(&runnelv1.FetchOptions{InitialCreditBytes: new(int64(-1))}),
 			"an unknown format":      opt(&runnelv1.FetchOptions{Format: 9}),
 			"an unknown isolation":   opt(&runnelv1.FetchOptions{Isolation: 9}),
 			"an unknown routing":     opt(&runnelv1.FetchOptions{Routing: 9}),
 			"an unknown compression": opt(&runnelv1.FetchOptions{AcceptCompressions: []runnelv1.Compression{1, 0x101}}),
-			"small responses":        opt(&runnelv1.FetchOptions{MaxResponseBytes: ptr[int32](1000)}),
-			"large responses":        opt(&runnelv1.FetchOptions{MaxResponseBytes: ptr[int32](4 << 20)}),
-			"more than the most":     opt(&runnelv1.FetchOptions{MinResponseBytes: ptr[int32](2 << 20)}),
-			"no records":             opt(&runnelv1.FetchOptions{MaxRecords: ptr[int64](0)}),
+			"small responses":        opt(&runnelv1.FetchOptions{MaxResponseBytes: new(int32(1000))}),
+			"large responses":        opt(&runnelv1.FetchOptions{MaxResponseBytes: new(int32(4 << 20))}),
+			"more than the most":     opt(&runnelv1.FetchOptions{MinResponseBytes: new(int32(2 << 20))}),
+			"no records":             opt(&runnelv1.FetchOptions{MaxRecords: new(int64(0))}),
 			"no wait":                opt(&runnelv1.FetchOptions{MaxWait: durationpb.New(-1)}),
 			"hasty progress":         opt(&runnelv1.FetchOptions{ProgressInterval: durationpb.New(time.Millisecond)}),
 		} {
@@ -241,8 +241,9 @@ func TestFetch_followsAndIsEdited(t *testing.T) {
 		})
 		synctest.Wait()
 		b.text("t", 1, "unheard")
+		b.text("t", 0, "f")
 		send(t, stream, &runnelv1.FetchRequest{Resume: refs("t")})
-		if r := wantValues(t, stream, "d e"); r.GetTag() != 3 {
+		if r := wantValues(t, stream, "d e f"); r.GetTag() != 3 {
 			t.Error(r)
 		}
 		// In one message: remove, then add, then pause, then resume.
@@ -304,7 +305,7 @@ func TestFetch_withoutFollowEndsAtTheEndThereWas(t *testing.T) {
 		b.topic("t", 2)
 		b.text("t", 0, "a", "b")
 		stream := b.fetch(&runnelv1.FetchRequest{
-			Options: &runnelv1.FetchOptions{Format: text, InitialCreditBytes: ptr[int64](0)}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0), fromOffset("t", 1, 0)},
+			Options: &runnelv1.FetchOptions{Format: text, InitialCreditBytes: new(int64(0))}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0), fromOffset("t", 1, 0)},
 		})
 		if r := recv(t, stream); !r.GetEnd() || r.GetPartition() != 1 {
 			t.Error(r)
@@ -333,7 +334,7 @@ func TestFetch_maxRecordsEndsTheStream(t *testing.T) {
 		b.text("t", 0, "c", "d")
 		for format, want := range map[runnelv1.FetchFormat]int{records: 3, text: 3, batches: 4} {
 			stream := b.fetch(&runnelv1.FetchRequest{
-				Options: &runnelv1.FetchOptions{Format: format, Follow: true, MaxRecords: ptr[int64](3)}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0)},
+				Options: &runnelv1.FetchOptions{Format: format, Follow: true, MaxRecords: new(int64(3))}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0)},
 			})
 			got := collect(t, stream) // it is not half-closed
 			n := len(got.records[0]) + len(got.texts[0])
@@ -383,7 +384,7 @@ func TestFetch_retentionOvertakesAReader(t *testing.T) {
 		b.topic("t", 1)
 		b.text("t", 0, "a", "b", "c")
 		stream := b.fetch(&runnelv1.FetchRequest{
-			Options: &runnelv1.FetchOptions{Follow: true, Format: text, InitialCreditBytes: ptr[int64](0)}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 1)},
+			Options: &runnelv1.FetchOptions{Follow: true, Format: text, InitialCreditBytes: new(int64(0))}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 1)},
 		})
 		synctest.Wait()
 		if _, err := b.part("t", 0).DeleteRecords(t.Context(), 2); err != nil {
@@ -499,7 +500,7 @@ func TestRead(t *testing.T) {
 		}
 		for name, req := range map[string]*runnelv1.FetchRequest{
 			"remove": {Remove: refs("t")}, "pause": {Pause: refs("t")}, "resume": {Resume: refs("t")}, "credit": {CreditBytes: 1},
-			"first credit": {Options: &runnelv1.FetchOptions{InitialCreditBytes: ptr[int64](0)}},
+			"first credit": {Options: &runnelv1.FetchOptions{InitialCreditBytes: new(int64(0))}},
 		} {
 			if got, err := read(req); len(got) > 0 || reasonOf(err) != runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST {
 				t.Errorf("%s: %v, %v", name, got, err)

@@ -23,12 +23,13 @@ import (
 )
 
 // listenTCP listens on the loopback interface.
-func listenTCP(t testing.TB) func() (net.Listener, func(context.Context, string) (net.Conn, error)) {
+func listenTCP(tb testing.TB) func() (net.Listener, func(context.Context, string) (net.Conn, error)) {
+	tb.Helper()
 	return func() (net.Listener, func(context.Context, string) (net.Conn, error)) {
 		var lc net.ListenConfig
 		lis, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		addr := lis.Addr().String()
 		return lis, func(ctx context.Context, _ string) (net.Conn, error) {
@@ -91,8 +92,8 @@ func (s *bareServer) source(_ any, ss grpc.ServerStream) error {
 
 const bareService = "runnel.test.Bare"
 
-func newBareServer(t testing.TB, listen func() (net.Listener, func(context.Context, string) (net.Conn, error))) *bareServer {
-	t.Helper()
+func newBareServer(tb testing.TB, listen func() (net.Listener, func(context.Context, string) (net.Conn, error))) *bareServer {
+	tb.Helper()
 	s := &bareServer{pool: wire.NewPool()}
 	srv := rpcserver.New(rpcserver.Options{Port: rpcserver.ClientPort, Rules: Rules(), Log: zerolog.Nop(), Codec: wire.NewCodec(s.pool)})
 	srv.RegisterService(&grpc.ServiceDesc{
@@ -109,10 +110,10 @@ func newBareServer(t testing.TB, listen func() (net.Listener, func(context.Conte
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.NewCodec(wire.NewPool()))))...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.conn = conn
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		_ = conn.Close()
 		srv.Stop()
 		wg.Wait()
@@ -121,14 +122,14 @@ func newBareServer(t testing.TB, listen func() (net.Listener, func(context.Conte
 }
 
 // pump sends n copies of raw on a stream and reads an answer to each.
-func pump(t testing.TB, conn *grpc.ClientConn, method string, raw []byte, n int) {
-	t.Helper()
+func pump(tb testing.TB, conn *grpc.ClientConn, method string, raw []byte, n int) {
+	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 	stream, err := conn.NewStream(ctx, desc, method)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -143,40 +144,40 @@ func pump(t testing.TB, conn *grpc.ClientConn, method string, raw []byte, n int)
 	var resp wire.ProduceResponse
 	for range n {
 		if err := stream.RecvMsg(&m); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		b := m.Copy(wire.NewPool(), 0)
 		if err := resp.Parse(*b, 0, len(*b)); err != nil || resp.Error != nil {
-			t.Fatal(resp.Error, err)
+			tb.Fatal(resp.Error, err)
 		}
 	}
 	wg.Wait()
 	if err := stream.RecvMsg(&m); !errors.Is(err, io.EOF) {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // drainAll reads a stream that begins with raw to its end, and returns the
 // bytes and messages it had.
-func drainAll(t testing.TB, conn *grpc.ClientConn, method string, raw []byte) (size, messages int) {
-	t.Helper()
+func drainAll(tb testing.TB, conn *grpc.ClientConn, method string, raw []byte) (size, messages int) {
+	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := stream.SendMsg(wire.NewMessage(raw)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var m wire.Message
 	for {
 		if err := stream.RecvMsg(&m); err != nil {
 			if !errors.Is(err, io.EOF) {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
 			return size, messages
 		}
@@ -205,6 +206,7 @@ func cpu() time.Duration {
 }
 
 func benchmark(b *testing.B, bytesEach int64, run func(n int)) {
+	b.Helper()
 	run(10) // connections, pools
 	b.SetBytes(bytesEach)
 	b.ReportAllocs()
@@ -252,7 +254,7 @@ func BenchmarkFetch(b *testing.B) {
 		})
 	}
 	for name, opts := range map[string]*runnelv1.FetchOptions{
-		"batches 1MiB": {Format: batches}, "batches 64KiB": {Format: batches, MaxResponseBytes: ptr[int32](64 << 10)}, "records": {Format: records},
+		"batches 1MiB": {Format: batches}, "batches 64KiB": {Format: batches, MaxResponseBytes: new(int32(64 << 10))}, "records": {Format: records},
 	} {
 		b.Run(name, func(b *testing.B) {
 			raw := marshal(b, &runnelv1.FetchRequest{Options: opts, Partitions: []*runnelv1.FetchPartition{{Topic: "t"}}})
@@ -294,7 +296,7 @@ func TestLogService_allocationsAMessage(t *testing.T) {
 		if perBatch-base > most {
 			t.Errorf("produce, %d records a batch: %.1f allocations more than the bare stream", count, perBatch-base)
 		}
-		req := &runnelv1.ProduceRequest{Topic: topic, Partition: ptr[int32](0)}
+		req := &runnelv1.ProduceRequest{Topic: topic, Partition: new(int32(0))}
 		for _, v := range values {
 			req.Records = append(req.Records, &runnelv1.ProduceRecord{Key: []byte("k"), Value: v, Headers: []*runnelv1.Header{{Key: "h", Value: v}}})
 		}
@@ -308,7 +310,7 @@ func TestLogService_allocationsAMessage(t *testing.T) {
 		}
 		for name, format := range map[string]runnelv1.FetchFormat{"batches": batches, "records": records, "text": text} {
 			fetch := marshal(t, &runnelv1.FetchRequest{
-				Options:    &runnelv1.FetchOptions{Format: format, MaxResponseBytes: ptr[int32](64 << 10)},
+				Options:    &runnelv1.FetchOptions{Format: format, MaxResponseBytes: new(int32(64 << 10))},
 				Partitions: []*runnelv1.FetchPartition{{Topic: topic}},
 			})
 			messages, size := 0, 0

@@ -2,12 +2,14 @@ package rpc
 
 import (
 	"context"
+	"net"
 	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -95,10 +97,19 @@ func TestFetch_stuckReadersStarveNobody(t *testing.T) {
 		for range 3 {
 			b.text("large", 0, string(make([]byte, 1<<20-100)))
 		}
+		conn := b.dial(b.dialer, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(16<<20))
+		defer conn.Close()
 		for range 20 { // 20 MiB and more are wanted, 8 MiB there are
-			b.fetch(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("large", 0, 0)}})
+			stream, err := runnelv1.NewLogServiceClient(conn).Fetch(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			send(t, stream, &runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("large", 0, 0)}})
 		}
 		synctest.Wait()
+		if held := b.held(); held < 7<<20 {
+			t.Fatalf("%d bytes are held: the readers are not stuck", held)
+		}
 		b.text("small", 0, "fine")
 		got := b.fetchAll(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Format: text}, Partitions: []*runnelv1.FetchPartition{{Topic: "small"}}})
 		if len(got.texts[0]) != 1 {
@@ -197,8 +208,46 @@ func TestStreams_abortedLeaveNoGoroutines(t *testing.T) {
 		if held := b.held(); held != 0 {
 			t.Errorf("%d bytes of the budget are held", held)
 		}
-		// What was parked does not hold the partition's waiters either: they
-		// went with their streams, long before their timeouts.
-		b.isr("stuck", 1, 3, 1, 1)
+		var parked dto.Metric
+		if err := b.svc.metrics.parked.Write(&parked); err != nil || parked.GetGauge().GetValue() != 0 {
+			t.Errorf("%v writes of streams that are gone still wait, %v", parked.GetGauge(), err)
+		}
+	})
+}
+
+// A connection that dies with responses on their way costs no memory for good:
+// gRPC does not give their buffers back.
+func TestFetch_deadConnectionsHoldNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{})
+		b.topic("t", 1)
+		for range 10 {
+			b.text("t", 0, string(make([]byte, 100<<10)))
+		}
+		var raw net.Conn
+		conn := b.dial(func(ctx context.Context, addr string) (net.Conn, error) {
+			var err error
+			raw, err = b.dialer(ctx, addr)
+			return raw, err
+		}, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20))
+		for range 5 {
+			stream, err := runnelv1.NewLogServiceClient(conn).Fetch(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			send(t, stream, &runnelv1.FetchRequest{
+				Options: &runnelv1.FetchOptions{Format: batches, Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 0)},
+			})
+		}
+		synctest.Wait()
+		if b.held() == 0 {
+			t.Fatal("the readers are not stuck")
+		}
+		_ = raw.Close()
+		synctest.Wait()
+		if held := b.held(); held != 0 {
+			t.Errorf("%d bytes of the budget are held by dead connections", held)
+		}
+		_ = conn.Close()
 	})
 }

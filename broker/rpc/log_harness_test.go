@@ -95,22 +95,22 @@ type testConfig struct {
 	dial []grpc.DialOption
 }
 
-func newTestBroker(t testing.TB, cfg testConfig) *testBroker {
-	t.Helper()
+func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
+	tb.Helper()
 	if cfg.fs == nil {
 		cfg.fs = vfs.NewMem()
 	}
 	dir := "data"
 	if cfg.disk {
-		cfg.fs, dir = vfs.OS(), t.TempDir()
+		cfg.fs, dir = vfs.OS(), tb.TempDir()
 	}
 	root, err := commitlog.OpenRoot(cfg.fs, dir, commitlog.RootOptions{
 		ClusterID: "test", BrokerID: 1, ReserveBytes: -1, BallastBytes: -1, BootID: func() (string, error) { return "boot", nil },
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	b := &testBroker{t: t, root: root, store: metadata.NewStore(1), topics: map[string]uuid.UUID{}}
+	b := &testBroker{t: tb, root: root, store: metadata.NewStore(1), topics: map[string]uuid.UUID{}}
 	session := &testSession{changed: make(chan struct{})}
 	b.set = partition.NewSet(partition.Config{Incarnation: testIncarnation}, partition.Deps{
 		Root: root, Store: b.store, Session: session, Log: zerolog.Nop(),
@@ -136,7 +136,7 @@ func newTestBroker(t testing.TB, cfg testConfig) *testBroker {
 	b.dialer = dial
 	b.conn = b.dial(dial, cfg.dial...)
 	b.log = runnelv1.NewLogServiceClient(b.conn)
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		_ = b.conn.Close()
 		srv.Stop()
 		b.svc.Wait()
@@ -304,13 +304,11 @@ func (b *testBroker) text(topic string, n int32, values ...string) int64 {
 	return resp.GetBaseOffset()
 }
 
-func ptr[T any](v T) *T { return &v }
-
-func marshal(t testing.TB, m proto.Message) []byte {
-	t.Helper()
+func marshal(tb testing.TB, m proto.Message) []byte {
+	tb.Helper()
 	b, err := proto.Marshal(m)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return b
 }

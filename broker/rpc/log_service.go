@@ -171,6 +171,8 @@ type logMetrics struct {
 	// refused counts writes that were not stored although nobody waits for an
 	// answer that says so.
 	refused prometheus.Counter
+	// parked counts writes between their append and their commit.
+	parked prometheus.Gauge
 }
 
 func newLogMetrics(reg prometheus.Registerer) *logMetrics {
@@ -183,6 +185,9 @@ func newLogMetrics(reg prometheus.Registerer) *logMetrics {
 		producedBytes:   counter("produce_bytes_total", "Bytes that were appended, as stored."),
 		fetchedRecords:  counter("fetch_records_total", "Records that were sent to readers."),
 		fetchedBytes:    counter("fetch_bytes_total", "Bytes that were sent to readers, serialized."),
-		refused:         counter("produce_unacknowledged_failures_total", "Writes with acks NONE that were not stored."),
+		parked: auto.NewGauge(prometheus.GaugeOpts{
+			Name: "produce_waiting_requests", Help: "Appended writes that wait to be committed.",
+		}),
+		refused: counter("produce_unacknowledged_failures_total", "Writes with acks NONE that were not stored."),
 	}
 }

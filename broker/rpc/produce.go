@@ -47,7 +47,7 @@ type producer struct {
 
 func (s *LogService) newProducer() *producer {
 	p := &producer{svc: s, slots: make(chan struct{}, s.opts.MaxInflight), stop: make(chan struct{})}
-	p.calls.init()
+	p.calls.init(s.metrics.parked)
 	return p
 }
 
@@ -222,7 +222,7 @@ func stampedByLeader(t *metadata.Topic) bool {
 
 // appendHandler handles the unary Append.
 func (s *LogService) appendHandler(
-	_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor,
+	_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor, //nolint:revive // the order is gRPC's
 ) (any, error) {
 	var msg wire.Message
 	if err := decode(&msg); err != nil {

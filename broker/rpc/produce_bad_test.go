@@ -28,17 +28,17 @@ func rawRequest(topic string, n int32, batch []byte) []byte {
 }
 
 // buildBatch makes a good RecordBatch message.
-func buildBatch(t testing.TB, c record.Compression, timestampMs int64, values ...[]byte) []byte {
-	t.Helper()
+func buildBatch(tb testing.TB, c record.Compression, timestampMs int64, values ...[]byte) []byte {
+	tb.Helper()
 	b := record.NewBuilder(record.NewCodec(), record.Limits{MaxRecordBytes: record.MaxRecordSize})
 	for _, v := range values {
 		if err := b.Add(nil, v, nil, timestampMs); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	batch, err := b.Finish(c, 0)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return batch.AppendMessage(nil)
 }
@@ -78,8 +78,8 @@ func TestProduce_refusesBadInputAndGoesOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p0 := ptr[int32](0)
-		value := []*runnelv1.ProduceTextRecord{{Value: ptr("v")}}
+		p0 := new(int32(0))
+		value := []*runnelv1.ProduceTextRecord{{Value: new("v")}}
 		batch := func(topic string, msg []byte) []byte { return rawRequest(topic, 0, msg) }
 		typed := func(r *runnelv1.ProduceRequest) []byte { return marshal(t, r) }
 
@@ -98,16 +98,16 @@ func TestProduce_refusesBadInputAndGoesOn(t *testing.T) {
 			"unknown routing":              {typed(&runnelv1.ProduceRequest{Topic: "t", Routing: -1, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"no time":                      {typed(&runnelv1.ProduceRequest{Topic: "t", Timeout: durationpb.New(-1), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"a batch without partition":    {typed(&runnelv1.ProduceRequest{Topic: "t", Batch: &runnelv1.RecordBatch{}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a negative partition":         {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: ptr[int32](-1), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"a negative partition":         {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: new(int32(-1)), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"a producer without partition": {typed(&runnelv1.ProduceRequest{Topic: "t", Producer: &runnelv1.ProducerSequence{ProducerId: 1}, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"a producer without id":        {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Producer: &runnelv1.ProducerSequence{}, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"an unknown topic":             {typed(&runnelv1.ProduceRequest{Topic: "none", TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 			"no topic":                     {typed(&runnelv1.ProduceRequest{TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 			"an internal topic":            {typed(&runnelv1.ProduceRequest{Topic: "__system", TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_INTERNAL},
-			"another topic's id":           {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: ptr("x"), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
-			"an unknown partition":         {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: ptr(id.String()), Partition: ptr[int32](2), TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
-			"an old epoch":                 {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: ptr[int64](1), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
-			"a future epoch":               {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: ptr[int64](9), TextRecords: value}), codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},
+			"another topic's id":           {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new("x"), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"an unknown partition":         {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new(id.String()), Partition: new(int32(2)), TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
+			"an old epoch":                 {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(1)), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
+			"a future epoch":               {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(9)), TextRecords: value}), codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},
 			"an empty batch":               {batch("t", payloadBatch(record.CompressionNone, nil)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
 			"no payload":                   {batch("t", nil), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
 			"a wrong checksum":             {batch("t", flip(-1)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},

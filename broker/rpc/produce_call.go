@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/runnelmq/runnel/broker/partition"
 )
 
@@ -44,6 +46,7 @@ type producePart struct {
 	done   func(error)
 	cancel func() bool
 	got    partition.Appended
+	parked bool // counted as waiting for its commit
 	// stored is true once the log has it.
 	stored bool
 	// logAppendTime is true when the answer tells the leader's time.
@@ -68,11 +71,14 @@ const maxKept = 64
 type callBook struct {
 	// wake receives when there may be answers to send, or the end came.
 	wake chan struct{}
+	// parked counts parts that wait for their commit, of all streams.
+	parked prometheus.Gauge
 
 	// mu guards the fields below
 	mu sync.Mutex
 
 	closed bool  // nothing is admitted any more
+	gone   bool  // and nobody sends answers any more
 	ended  bool  // the reader has read its last
 	cause  error // why, nil at an orderly end
 	// inflight counts calls that were read and not answered yet.
@@ -85,7 +91,8 @@ type callBook struct {
 	waiting produceCall
 }
 
-func (b *callBook) init() {
+func (b *callBook) init(parked prometheus.Gauge) {
+	b.parked = parked
 	b.wake = make(chan struct{}, 1)
 	b.queues = map[*partition.Partition]*partQueue{}
 	b.waiting.next, b.waiting.prev = &b.waiting, &b.waiting
@@ -188,11 +195,20 @@ func (b *callBook) resolveLocked(pt *producePart, err error) {
 	if pt.resolved {
 		return
 	}
-	pt.resolved, pt.err, pt.cancel = true, err, nil
+	b.unparkLocked(pt)
+	pt.err = err
 	if pt.stored && err != nil {
 		pt.err = &uncertainError{cause: err, base: pt.got.Base}
 	}
 	b.doneLocked(pt.call)
+}
+
+// unparkLocked notes that a part has an outcome.
+func (b *callBook) unparkLocked(pt *producePart) {
+	if pt.parked {
+		b.parked.Dec()
+	}
+	pt.resolved, pt.parked, pt.cancel = true, false, nil
 }
 
 // read notes that the reader is through with the call.
@@ -237,17 +253,18 @@ func (b *callBook) settleLocked(c *produceCall) {
 	}
 }
 
-// await notes how to stop waiting for a part. When the stream ended meanwhile,
-// or its time passed, that happens at the next look.
+// await notes how to stop waiting for a part. When the stream ended while the
+// reader was appending, nobody else will: it stops at once.
 func (b *callBook) await(pt *producePart, cancel func() bool) {
 	b.mu.Lock()
 	if !pt.resolved {
-		pt.cancel = cancel
+		pt.cancel, pt.parked = cancel, true
+		b.parked.Inc()
 	}
-	closed := b.closed
+	gone := b.gone
 	b.mu.Unlock()
-	if closed {
-		b.signal()
+	if gone {
+		b.abandon(pt, false)
 	}
 }
 
@@ -285,7 +302,7 @@ func (b *callBook) abandon(pt *producePart, late bool) {
 	}
 	b.mu.Lock()
 	if !pt.resolved {
-		pt.resolved, pt.cancel = true, nil
+		b.unparkLocked(pt)
 		u := &uncertainError{cause: partition.ErrCommitUncertain, base: pt.got.Base}
 		if late {
 			u.after = pt.call.timeout
@@ -300,7 +317,7 @@ func (b *callBook) abandon(pt *producePart, late bool) {
 // abandonAll stops waiting for everything: the client is gone.
 func (b *callBook) abandonAll() {
 	b.mu.Lock()
-	b.closed = true
+	b.closed, b.gone = true, true
 	var parts []*producePart
 	for c := b.waiting.next; c != &b.waiting; c = c.next {
 		for _, pt := range c.parts {

@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"context"
 	"errors"
 	"io"
 	"slices"
@@ -42,36 +41,36 @@ func (b *testBroker) open() runnelv1.LogService_ProduceClient {
 	return stream
 }
 
-func send[M any](t testing.TB, stream interface{ Send(M) error }, ms ...M) {
-	t.Helper()
+func send[M any](tb testing.TB, stream interface{ Send(M) error }, ms ...M) {
+	tb.Helper()
 	for _, m := range ms {
 		if err := stream.Send(m); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 }
 
-func recv[M any](t testing.TB, stream interface{ Recv() (M, error) }) M {
-	t.Helper()
+func recv[M any](tb testing.TB, stream interface{ Recv() (M, error) }) M {
+	tb.Helper()
 	m, err := stream.Recv()
 	if err != nil {
-		t.Fatalf("recv: %v", err)
+		tb.Fatalf("recv: %v", err)
 	}
 	return m
 }
 
 // ended checks how a stream ends.
-func ended[M any](t testing.TB, stream interface{ Recv() (M, error) }, code codes.Code, reason runnelv1.ErrorReason) {
-	t.Helper()
+func ended[M any](tb testing.TB, stream interface{ Recv() (M, error) }, code codes.Code, reason runnelv1.ErrorReason) {
+	tb.Helper()
 	m, err := stream.Recv()
 	if code == codes.OK {
 		if !errors.Is(err, io.EOF) {
-			t.Errorf("got %v, %v, want the end of the stream", m, err)
+			tb.Errorf("got %v, %v, want the end of the stream", m, err)
 		}
 		return
 	}
 	if status.Code(err) != code || rpcerr.Reason(err) != reason {
-		t.Errorf("got %v, %v, want %v %v", m, err, code, reason)
+		tb.Errorf("got %v, %v, want %v %v", m, err, code, reason)
 	}
 }
 
@@ -85,14 +84,14 @@ func TestProduce_batchKeepsItsBytes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := &runnelv1.ProduceResponse{RequestId: 77, Partition: ptr[int32](1), BaseOffset: ptr(int64(i * 2)), LogStartOffset: ptr[int64](0)}
+			want := &runnelv1.ProduceResponse{RequestId: 77, Partition: new(int32(1)), BaseOffset: new(int64(i * 2)), LogStartOffset: new(int64(0))}
 			if diff := cmp.Diff(want, resp, protocmp.Transform()); diff != "" {
 				t.Errorf("%v: -want +got:\n%s", c, diff)
 			}
 		}
 		_ = id
 		got := b.fetchAll(&runnelv1.FetchRequest{
-			Options: &runnelv1.FetchOptions{Format: batches}, Partitions: []*runnelv1.FetchPartition{{Topic: "t", Partition: ptr[int32](1)}},
+			Options: &runnelv1.FetchOptions{Format: batches}, Partitions: []*runnelv1.FetchPartition{{Topic: "t", Partition: new(int32(1))}},
 		})
 		for i, batch := range got.batches {
 			if int(batch.GetCompression()) != i+1 || batch.GetBaseOffset() != int64(i*2) || batch.GetRecordCount() != 2 {
@@ -150,6 +149,25 @@ func TestProduce_recordsFindTheirPartitions(t *testing.T) {
 	})
 }
 
+// An empty key is a key: it has one partition, while absent ones are spread.
+func TestProduce_anEmptyKeyIsHashed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{})
+		b.topic("t", 64)
+		spread := map[int32]bool{}
+		for range 20 {
+			resp := b.produce(&runnelv1.ProduceRequest{Topic: "t", Records: []*runnelv1.ProduceRecord{{Key: []byte{}}, {}}})
+			if got, want := resp.GetResults()[0].GetPartition(), partitioner.ForKey(nil, 64); got != want {
+				t.Errorf("an empty key went to %d, want %d", got, want)
+			}
+			spread[resp.GetResults()[1].GetPartition()] = true
+		}
+		if len(spread) < 3 {
+			t.Errorf("absent keys went to %d of 64 partitions in 20 requests", len(spread))
+		}
+	})
+}
+
 // All records of a request for one partition are stored or none; the others go
 // on.
 func TestProduce_oneBadRecordFailsItsPartitionOnly(t *testing.T) {
@@ -193,7 +211,10 @@ func TestProduce_absentEmptyAndBinary(t *testing.T) {
 		b.topic("t", 1)
 		odd := []byte{0xff, 0xfe, 0x80}
 		in := []*runnelv1.ProduceRecord{
-			{Key: []byte("k1")}, {Key: []byte("k2"), Value: []byte{}}, {Value: []byte("v")}, {Key: []byte{}, Value: []byte("v")},
+			{Key: []byte("k1")},
+			{Key: []byte("k2"), Value: []byte{}},
+			{Value: []byte("v")},
+			{Key: []byte{}, Value: []byte("v")},
 			{Key: odd, Value: odd, Headers: []*runnelv1.Header{{Key: "h", Value: odd}, {Key: "absent"}, {Key: "empty", Value: []byte{}}, {Key: "h"}}},
 			{Value: []byte("after"), Timestamp: &timestamppb.Timestamp{Seconds: -3, Nanos: 5_000_000}},
 		}
@@ -207,7 +228,7 @@ func TestProduce_absentEmptyAndBinary(t *testing.T) {
 			if r.GetTimestamp() != nil {
 				ms = -2995
 			}
-			want = append(want, &runnelv1.ConsumedRecord{Offset: ptr(int64(i)), TimestampMs: &ms, Key: r.Key, Value: r.Value, Headers: r.Headers})
+			want = append(want, &runnelv1.ConsumedRecord{Offset: new(int64(i)), TimestampMs: &ms, Key: r.Key, Value: r.Value, Headers: r.Headers})
 		}
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
@@ -342,7 +363,7 @@ func TestProduce_orderAcrossARequestOfManyPartitions(t *testing.T) {
 		stream := b.open()
 		many := &runnelv1.ProduceRequest{RequestId: 2, Topic: "t"}
 		for i := range 50 {
-			many.TextRecords = append(many.TextRecords, &runnelv1.ProduceTextRecord{Key: ptr(strconv.Itoa(i))})
+			many.TextRecords = append(many.TextRecords, &runnelv1.ProduceTextRecord{Key: new(strconv.Itoa(i))})
 		}
 		send(t, stream, textRequest(1, "stuck", 0, "a"), many, textRequest(3, "t", 0, "b"), textRequest(4, "t", 7, "c"))
 		for _, want := range []uint64{2, 3, 4} {
@@ -367,7 +388,7 @@ func TestProduce_lostLeadershipIsUncertain(t *testing.T) {
 		send(t, stream, textRequest(1, "t", 0, "a"))
 		synctest.Wait()
 		b.remove("t", 1)
-		if e := recv(t, stream).GetResults()[0].GetError(); e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN || !e.GetOutcomeUnknown() {
+		if e := recv(t, stream).GetResults()[0].GetError(); e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN || !e.GetOutcomeUnknown() || e.GetMetadata()["baseOffset"] != "0" {
 			t.Errorf("parked: %v", e)
 		}
 		send(t, stream, textRequest(2, "t", 0, "b"))
@@ -445,104 +466,6 @@ func TestProduce_keepsProducerFields(t *testing.T) {
 		}).batches
 		if len(got) != 1 || got[0].GetProducerId() != 7 || got[0].GetProducerEpoch() != 2 || got[0].GetBaseSequence() != 40 {
 			t.Error(got)
-		}
-	})
-}
-
-// Told to go, a client that half-closes in time gets its answers and OK; one
-// that does not gets its answers, the last word, and UNAVAILABLE.
-func TestProduce_endings(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newTestBroker(t, testConfig{opts: LogOptions{GoawayGrace: 3 * time.Second}})
-		b.topic("t", 1)
-		b.isr("t", 1, 2, 1, 1, 2)
-		polite, deaf := b.open(), b.open()
-		for _, s := range []runnelv1.LogService_ProduceClient{polite, deaf} {
-			send(t, s, textRequest(1, "t", 0, "a"))
-		}
-		synctest.Wait()
-		b.svc.Drain()
-		for _, s := range []runnelv1.LogService_ProduceClient{polite, deaf} {
-			if g := recv(t, s).GetGoaway(); g.GetReason() != runnelv1.GoawayReason_GOAWAY_REASON_DRAINING || g.GetFinal() || g.GetGrace().AsDuration() != 3*time.Second {
-				t.Error(g)
-			}
-		}
-		_ = polite.CloseSend()
-		time.Sleep(2 * time.Second)
-		send(t, deaf, textRequest(2, "t", 0, "b")) // within the grace period: read
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		_ = deaf.Send(textRequest(3, "t", 0, "c")) // after it: not read
-		synctest.Wait()
-		if got := b.ends()["t/0"]; got != 3 {
-			t.Errorf("%d requests were read, want 3", got)
-		}
-		b.isr("t", 1, 3, 1, 1)
-		if got := recv(t, polite); got.GetRequestId() != 1 || got.GetError() != nil {
-			t.Error(got)
-		}
-		ended(t, polite, codes.OK, 0)
-		for _, want := range []uint64{1, 2} {
-			if got := recv(t, deaf); got.GetRequestId() != want || got.GetError() != nil {
-				t.Error(got)
-			}
-		}
-		if g := recv(t, deaf).GetGoaway(); !g.GetFinal() {
-			t.Error("no last word")
-		}
-		ended(t, deaf, codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN)
-	})
-}
-
-func TestProduce_streamsGrowOld(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newTestBroker(t, testConfig{opts: LogOptions{MaxStreamAge: 10 * time.Minute}})
-		start := time.Now()
-		g := recv(t, b.open()).GetGoaway()
-		if age := time.Since(start); g.GetReason() != runnelv1.GoawayReason_GOAWAY_REASON_MAX_AGE || age < 8*time.Minute || age > 12*time.Minute {
-			t.Errorf("after %s: %v", age, g)
-		}
-	})
-}
-
-func TestAppend(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newTestBroker(t, testConfig{})
-		b.topic("t", 2)
-		resp, err := b.log.Append(t.Context(), &runnelv1.AppendRequest{Request: textRequest(9, "t", 1, "a", "b")})
-		want := &runnelv1.ProduceResponse{
-			Partition: ptr[int32](1), BaseOffset: ptr[int64](0), LogStartOffset: ptr[int64](0),
-			Results: []*runnelv1.ProduceRecordResult{
-				{Partition: ptr[int32](1), Offset: ptr[int64](0)}, {Partition: ptr[int32](1), Offset: ptr[int64](1)},
-			},
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, resp.GetResponse(), protocmp.Transform()); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
-		}
-		_, err = b.log.Append(t.Context(), &runnelv1.AppendRequest{Request: textRequest(9, "none", 1, "a")})
-		if status.Code(err) != codes.NotFound || rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND {
-			t.Error(err)
-		}
-		_, err = b.log.Append(t.Context(), &runnelv1.AppendRequest{})
-		if status.Code(err) != codes.InvalidArgument {
-			t.Error(err)
-		}
-		var out wire.Message
-		err = b.conn.Invoke(t.Context(), runnelv1.LogService_Append_FullMethodName, wire.NewMessage([]byte{0x0a, 0x7f}), &out)
-		if status.Code(err) != codes.InvalidArgument || rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST {
-			t.Errorf("garbage: %v", err)
-		}
-		b.isr("t", 2, 2, 1, 1, 2)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err = b.log.Append(ctx, &runnelv1.AppendRequest{Request: textRequest(9, "t", 1, "c")}); status.Code(err) != codes.DeadlineExceeded {
-			t.Error(err)
-		}
-		if got := b.ends()["t/1"]; got != 3 {
-			t.Errorf("log end %d", got)
 		}
 	})
 }

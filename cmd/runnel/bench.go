@@ -107,7 +107,7 @@ func (a *app) runBenchProduce(ctx context.Context, f benchFlags) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // the producers were closed before
+	defer c.Close()
 	if err := a.ensureTopic(ctx, c, f); err != nil {
 		return err
 	}

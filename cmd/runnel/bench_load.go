@@ -108,12 +108,12 @@ func (a *app) runBenchConsume(ctx context.Context, f benchFlags) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // the reader was closed before
+	defer c.Close()
 	r, err := c.NewReader(client.RetryTimeout(a.timeout))
 	if err != nil {
 		return err
 	}
-	defer r.Close() //nolint:errcheck // it cannot fail
+	defer r.Close()
 	ctx, stop := interruptible(ctx)
 	defer stop()
 	assign, cancel := context.WithTimeout(ctx, a.timeout)

@@ -105,14 +105,17 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // the reader was closed before
+	defer c.Close()
 	ctx, stop := interruptible(ctx)
 	defer stop()
+	if err := a.look(ctx, c, topic); err != nil {
+		return err
+	}
 	r, err := c.NewReader(client.RetryTimeout(a.timeout))
 	if err != nil {
 		return err
 	}
-	defer r.Close() //nolint:errcheck // it cannot fail
+	defer r.Close()
 	assign, cancel := context.WithTimeout(ctx, a.timeout)
 	err = r.Assign(assign, client.Assignment{Topic: topic, Partition: f.partition, Start: start, AtEnd: f.exitAtEnd})
 	cancel()

@@ -4,16 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"path/filepath"
-	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/runnelmq/runnel/broker"
 	"github.com/runnelmq/runnel/controller"
+	"github.com/runnelmq/runnel/internal/telemetry"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // devBroker is the id of the only broker.
@@ -120,29 +123,51 @@ func (a *app) dev(ctx context.Context, cfg devConfig, data string) error {
 	}
 	ctx, stop := serving(ctx)
 	defer stop()
-	// Ports that are taken are found out before anything is started.
+	// A folder or a port that is taken is found out before anything is started.
+	lock, err := lockData(data)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	early, err := bindEarly(ctx, map[string]string{"--listen": cfg.Broker.Listen.Client, "--admin": cfg.Broker.Listen.Admin})
 	if err != nil {
 		return err
 	}
 	defer early.close()
-	n := &devNode{app: a, cfg: cfg, log: log, early: early, data: data}
+	n := &devNode{app: a, cfg: cfg, log: log, early: early, data: data, registry: telemetry.NewRegistry()}
 	return n.run(ctx)
+}
+
+// lockData keeps a second node off the same folder.
+func lockData(dir string) (io.Closer, error) {
+	fsys := vfs.OS()
+	if err := fsys.MkdirAll(dir); err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	lock, err := fsys.Lock(filepath.Join(dir, "lock"))
+	if errors.Is(err, vfs.ErrLocked) {
+		return nil, fmt.Errorf("the data folder %s is in use by another node: stop that, or choose another folder with --data", dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	return lock, nil
 }
 
 // A devNode is what `runnel dev` runs.
 type devNode struct {
-	app   *app
-	cfg   devConfig
-	log   zerolog.Logger
-	early *earlyPorts
-	data  string
+	app      *app
+	cfg      devConfig
+	log      zerolog.Logger
+	early    *earlyPorts
+	data     string
+	registry *prometheus.Registry
 }
 
 // run starts the controller, then the broker, and stops them the other way
 // round: a broker that leaves tells the controller.
 func (n *devNode) run(ctx context.Context) error {
-	ctl, err := controller.New(n.cfg.Controller, controller.Deps{Log: n.log, Dev: true})
+	ctl, err := controller.New(n.cfg.Controller, controller.Deps{Log: n.log, Registry: n.registry, Dev: true})
 	if err != nil {
 		return err
 	}
@@ -160,13 +185,13 @@ func (n *devNode) run(ctx context.Context) error {
 		}
 		return n.runBroker(ctx, ctl.Addr())
 	})
-	return n.explain(g.Wait())
+	return g.Wait()
 }
 
 func (n *devNode) runBroker(ctx context.Context, controllerAddr string) error {
 	cfg := n.cfg.Broker
 	cfg.Controllers = []string{controllerAddr}
-	b, err := broker.New(cfg, broker.Deps{Log: n.log, Listen: n.early.listen, Version: version()})
+	b, err := broker.New(cfg, broker.Deps{Log: n.log, Registry: n.registry, Listen: n.early.listen, Version: version()})
 	if err != nil {
 		return err
 	}
@@ -187,18 +212,6 @@ func (n *devNode) runBroker(ctx context.Context, controllerAddr string) error {
 		return nil
 	})
 	return g.Wait()
-}
-
-// explain says what to do about what most often keeps a node from starting.
-func (n *devNode) explain(err error) error {
-	if err == nil {
-		return nil
-	}
-	text := err.Error()
-	if strings.Contains(text, "in use") || strings.Contains(text, "locked") {
-		return fmt.Errorf("%w\nAnother node runs on %s: stop it, or use another folder with --data", err, n.data)
-	}
-	return err
 }
 
 // welcome says that the node is ready, and what to type next.

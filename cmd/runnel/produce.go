@@ -137,9 +137,12 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // the producer was closed before
+	defer c.Close()
 	p, err := a.producer(c, f)
 	if err != nil {
+		return err
+	}
+	if err := a.look(ctx, c, topic); err != nil {
 		return err
 	}
 	l := &loader{app: a, topic: topic, separator: []byte(separator), partition: f.partition, producer: p, lines: newLines(in, maxLine)}
@@ -197,7 +200,6 @@ type loader struct {
 
 	failed, unknown int64
 	first           error // of those that were not acknowledged
-	timedOut        bool
 }
 
 // load reads to the end, or until ctx ends. A read from a terminal cannot be

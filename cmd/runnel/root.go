@@ -103,7 +103,7 @@ func (a *app) explain(err error) string {
 		return ""
 	case usage || strings.HasPrefix(text, "unknown command"):
 		hint = "Add --help to see what there is."
-	case errors.Is(err, client.ErrUnreachable):
+	case errors.Is(err, client.ErrUnreachable) && !errors.Is(err, client.ErrOutcomeUnknown):
 		hint = fmt.Sprintf("Tried %s. Start a node here with: runnel dev\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "))
 	case errors.Is(err, client.ErrTopicNotFound):
 		hint = "See the topics there are with: runnel topic list\nor create it with: runnel topic create NAME"
@@ -226,13 +226,28 @@ func (a *app) connect() (*client.Client, error) {
 	return c, nil
 }
 
+// look finds out at once, before anything is read or waited for, whether there
+// is nobody to talk to or no such topic. Any other trouble may pass.
+func (a *app) look(ctx context.Context, c *client.Client, topic string) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	ds, err := c.NewAdmin().DescribeTopics(ctx, []string{topic})
+	if err == nil && len(ds) == 1 {
+		err = ds[0].Err
+	}
+	if errors.Is(err, client.ErrUnreachable) || errors.Is(err, client.ErrTopicNotFound) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
 // withAdmin calls f with an Admin, within --timeout.
 func (a *app) withAdmin(ctx context.Context, f func(context.Context, *client.Admin) error) error {
 	c, err := a.connect()
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // nothing is under way any more
+	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	return f(ctx, c.NewAdmin())

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -82,13 +81,6 @@ type desk struct {
 type admission struct {
 	epoch    int64
 	revision state.Revision
-}
-
-// An op is one event that waits for its turn.
-type op struct {
-	fn      func(context.Context) error
-	claimed atomic.Bool // by the loop, or by a caller that gave up
-	done    chan error  // room for one
 }
 
 // New returns the controller of a tenure.
@@ -169,58 +161,6 @@ func (a *Active) finishOthersWork(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// serve runs an event and answers it. It returns an error only when the tenure is over.
-func (a *Active) serve(ctx context.Context, o *op) error {
-	if !o.claimed.CompareAndSwap(false, true) {
-		return nil // its caller is gone
-	}
-	err := o.fn(ctx)
-	o.done <- err
-	if errors.Is(err, store.ErrFenced) {
-		return err
-	}
-	return nil
-}
-
-// do has the loop run fn, and waits for it. The context fn gets is the loop's: what was begun is ended even if the caller gives
-// up.
-func (a *Active) do(ctx context.Context, fn func(context.Context) error) error {
-	select {
-	case <-a.ready:
-	case <-a.done:
-		return ErrEnded
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	o := &op{fn: fn, done: make(chan error, 1)}
-	select {
-	case a.ops <- o:
-	case <-a.done:
-		return ErrEnded
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case err := <-o.done:
-		return err
-	case <-a.done:
-	case <-ctx.Done():
-	}
-	if o.claimed.CompareAndSwap(false, true) {
-		// Never begun.
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		return ErrEnded
-	}
-	select {
-	case err := <-o.done:
-		return err
-	default:
-		return fmt.Errorf("%w: %w", store.ErrUnknown, ctx.Err())
-	}
 }
 
 // kick has the loop look whether brokers got further.

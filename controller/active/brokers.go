@@ -28,15 +28,9 @@ type Admission struct {
 	Feed     *mirror.Feed
 }
 
-// Register lets a broker in, or says why not. The caller closes the admission's feed, and its session with Leave.
+// Register lets a broker in, or says why not. The caller ends what it got with Leave.
 func (a *Active) Register(ctx context.Context, reg state.Registration) (*Admission, error) {
-	var adm *Admission
-	err := a.do(ctx, func(ctx context.Context) error {
-		var err error
-		adm, err = a.register(ctx, reg)
-		return err
-	})
-	return adm, err
+	return ask(ctx, a, func(ctx context.Context) (*Admission, error) { return a.register(ctx, reg) }, a.Leave)
 }
 
 func (a *Active) register(ctx context.Context, reg state.Registration) (*Admission, error) {

@@ -24,15 +24,24 @@ type Result struct {
 	revision state.Revision
 }
 
+// decide has the loop run fn on a result of its own, which the caller gets only when it is finished.
+func (a *Active) decide(ctx context.Context, fn func(context.Context, *Result) error) Result {
+	r, err := ask(ctx, a, func(ctx context.Context) (Result, error) {
+		var r Result
+		err := fn(ctx, &r)
+		return r, err
+	}, nil)
+	r.Err = err
+	return r
+}
+
 // CreateTopics creates topics, each for itself, and waits for up to wait until brokers know of them. With only a check, nothing
 // is created.
 func (a *Active) CreateTopics(ctx context.Context, wishes []state.NewTopic, onlyCheck bool, wait time.Duration, who string) []Result {
 	results := make([]Result, len(wishes))
 	taken := map[string]string{} // by folded name: what an earlier item of this check would create
 	for n, w := range wishes {
-		results[n].Err = a.do(ctx, func(ctx context.Context) error {
-			return a.createTopic(ctx, w, onlyCheck, who, &results[n])
-		})
+		results[n] = a.decide(ctx, func(ctx context.Context, r *Result) error { return a.createTopic(ctx, w, onlyCheck, who, r) })
 		if onlyCheck && results[n].Err == nil {
 			results[n].Err = clash(taken, w)
 			taken[state.Fold(w.Name)] = w.Name
@@ -84,8 +93,7 @@ func (a *Active) createTopic(ctx context.Context, w state.NewTopic, onlyCheck bo
 func (a *Active) DeleteTopics(ctx context.Context, refs []state.Ref, onlyCheck bool, wait time.Duration, who string) []Result {
 	results := make([]Result, len(refs))
 	for n, ref := range refs {
-		r := &results[n]
-		r.Err = a.do(ctx, func(ctx context.Context) error {
+		results[n] = a.decide(ctx, func(ctx context.Context, r *Result) error {
 			var changes []state.Change
 			var err error
 			a.view(func(i *state.Image) { r.Topic, changes, err = i.DeleteTopic(ref) })
@@ -107,8 +115,7 @@ func (a *Active) DeleteTopics(ctx context.Context, refs []state.Ref, onlyCheck b
 
 // AlterConfigs changes a topic's configuration, all or nothing.
 func (a *Active) AlterConfigs(ctx context.Context, ref state.Ref, set map[string]string, unset []string, onlyCheck bool, wait time.Duration, who string) Result {
-	r := Result{}
-	r.Err = a.do(ctx, func(ctx context.Context) error {
+	r := a.decide(ctx, func(ctx context.Context, r *Result) error {
 		var changes []state.Change
 		var err error
 		a.view(func(i *state.Image) { r.Topic, changes, err = i.AlterConfigs(ref, set, unset) })
@@ -123,7 +130,7 @@ func (a *Active) AlterConfigs(ctx context.Context, ref state.Ref, set map[string
 			return fmt.Errorf("alter topic %s: %w", ref.Name, err)
 		}
 		a.Log.Info().Str("topic", ref.Name).Stringer("topic_id", r.Topic.ID).Str("principal", who).Msg("topic configuration changed")
-		return a.settle(ctx, &r)
+		return a.settle(ctx, r)
 	})
 	if !onlyCheck {
 		a.awaitOne(ctx, &r, wait)
@@ -149,8 +156,7 @@ func (a *Active) settle(ctx context.Context, r *Result) error {
 
 // AddPartitions raises a topic's partition count.
 func (a *Active) AddPartitions(ctx context.Context, ref state.Ref, total int32, onlyCheck bool, wait time.Duration, who string) Result {
-	r := Result{}
-	r.Err = a.do(ctx, func(ctx context.Context) error {
+	r := a.decide(ctx, func(ctx context.Context, r *Result) error {
 		var txns [][]state.Change
 		var err error
 		a.view(func(i *state.Image) {

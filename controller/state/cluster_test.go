@@ -178,7 +178,7 @@ func (b *bench) check(settled bool) {
 	b.t.Helper()
 	for _, t := range b.Topics() {
 		for _, p := range b.Partitions(t.ID) {
-			in := func(ids []BrokerID, x BrokerID) bool { return slices.Contains(ids, x) }
+			in := slices.Contains[[]BrokerID]
 			for _, m := range p.ISR {
 				if !in(p.Replicas, m) || in(p.ELR, m) {
 					b.t.Fatalf("ISR member %d: %+v", m, p)

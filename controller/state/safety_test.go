@@ -224,6 +224,13 @@ func (s *safety) alterMin(n string) {
 // No clean election gives a partition a leader without every acknowledged record, whatever the order of fences, crashes, losses,
 // reports, catching up and changes of min.insync.replicas.
 func TestCleanElections_lose_nothing(t *testing.T) {
+	for range 4 {
+		checkElections(t)
+	}
+}
+
+func checkElections(t *testing.T) {
+	t.Helper()
 	elections, lossy := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
 		s := &safety{bench: withBrokers(rt, 3), replicas: map[BrokerID]*replica{}}

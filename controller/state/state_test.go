@@ -136,6 +136,54 @@ func TestUnfence_waits_for_fence_work(t *testing.T) {
 	}
 }
 
+// A fence that is not complete keeps a broker out, also when it was judged long ago.
+func TestUnfence_waits_for_fence_work_of_a_false_fence(t *testing.T) {
+	b := withBrokers(t, 2)
+	b.newTopic("t", 1, 2, nil)
+	epoch := b.Broker(1).Epoch
+	b.fence(1)
+	if changes, err := b.Unfence(1, epoch); err != nil || len(changes) > 0 {
+		t.Errorf("unfenced before the fence was complete: %v, %v", changes, err)
+	}
+	b.work()
+	if changes, err := b.Unfence(1, epoch); err != nil || len(changes) != 1 {
+		t.Errorf("not unfenced: %v, %v", changes, err)
+	}
+}
+
+// Members of the ELR are complete only under the minimum that was in force when they left.
+func TestMinISR_change_empties_the_ELR(t *testing.T) {
+	b := withBrokers(t, 3)
+	topic := b.newTopic("t", 1, 3, nil)
+	b.fence(2)
+	b.fence(3)
+	b.work()
+	if p := b.Partitions(topic)[0]; len(p.ELR) != 2 || p.MinISR != 2 {
+		t.Fatalf("before: %+v", p)
+	}
+	_, changes, err := b.AlterConfigs(Ref{Name: "t"}, map[string]string{"min.insync.replicas": "3"}, nil)
+	b.must(changes, err)
+	b.work()
+	if p := b.Partitions(topic)[0]; len(p.ELR) != 0 || p.MinISR != 3 {
+		t.Errorf("after: %+v", p)
+	}
+}
+
+// A suspect replica is eligible no more.
+func TestJudge_takes_suspects_out_of_the_ELR(t *testing.T) {
+	b := withBrokers(t, 2)
+	topic := b.newTopic("t", 1, 2, map[string]string{"min.insync.replicas": "2"})
+	b.must(b.Register(registration(2, 2)))
+	b.work()
+	if p := b.Partitions(topic)[0]; !slices.Equal(p.ELR, []BrokerID{2}) {
+		t.Fatalf("before: %+v", p)
+	}
+	b.judge(2, ShapeSuspect)
+	if p := b.Partitions(topic)[0]; len(p.ELR) != 0 || len(p.LastKnown) != 0 {
+		t.Errorf("after: %+v", p)
+	}
+}
+
 // A report is weighed in as many transactions as it takes, and the verdict comes with the last.
 func TestJudge_is_complete_with_the_verdict(t *testing.T) {
 	b := withBrokers(t, 2)

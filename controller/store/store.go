@@ -185,39 +185,51 @@ func again[T any](ctx context.Context, fn func(context.Context) (T, error)) (T, 
 	}
 }
 
+// firstFeatureLevel is the level of formats that a new cluster begins with.
+const firstFeatureLevel = 1
+
 // ClusterID returns the id of the cluster that the store holds. If there is none, it makes one with id when bootstrap is true,
 // and returns ErrNoCluster when it is not.
 func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap bool) (uuid.UUID, error) {
-	key := s.prefix + encoding.Path(state.Key{Kind: state.KindCluster})
+	cluster, counters := &state.Cluster{ID: id}, &state.Counters{FeatureLevel: firstFeatureLevel}
+	writes, err := s.writes([]state.Change{{Key: cluster.Key(), Object: cluster}, {Key: counters.Key(), Object: counters}})
+	if err != nil {
+		return uuid.Nil, err
+	}
+	keys := []string{writes[0].Key, writes[1].Key}
 	for {
-		page, err := s.read(ctx, []string{key})
+		page, err := s.read(ctx, keys)
 		if err != nil {
 			return uuid.Nil, fmt.Errorf("read the cluster's id: %w", err)
 		}
 		if len(page.Pairs) > 0 {
-			o, err := encoding.Unmarshal(state.Key{Kind: state.KindCluster}, page.Pairs[0].Value, state.Revision(page.Pairs[0].Mod))
-			if err != nil {
-				return uuid.Nil, err
-			}
-			c, ok := o.(*state.Cluster)
-			if !ok {
-				return uuid.Nil, fmt.Errorf("store: %s holds a %T", key, o)
-			}
-			return c.ID, nil
+			return readCluster(page.Pairs[0], keys[0])
 		}
 		if !bootstrap {
 			return uuid.Nil, ErrNoCluster
 		}
-		value, err := encoding.Marshal(&state.Cluster{ID: id})
-		if err != nil {
-			return uuid.Nil, err
-		}
 		// Whatever comes of it, the next read tells.
-		_, err = s.txn(ctx, []Compare{{Key: key}}, []Write{{Key: key, Value: value}})
+		_, err = s.txn(ctx, []Compare{{Key: keys[0]}, {Key: keys[1]}}, writes)
 		if err != nil && !lifecycle.Wait(ctx, minBackoff) {
 			return uuid.Nil, fmt.Errorf("make the cluster: %w", err)
 		}
 	}
+}
+
+// readCluster returns the cluster's id from the pair that should hold it.
+func readCluster(p Pair, key string) (uuid.UUID, error) {
+	if p.Key != key {
+		return uuid.Nil, fmt.Errorf("%w: %s is there and %s is not: the metadata is damaged", encoding.ErrUnreadable, p.Key, key)
+	}
+	o, err := encoding.Unmarshal(state.Key{Kind: state.KindCluster}, p.Value, state.Revision(p.Mod))
+	if err != nil {
+		return uuid.Nil, err
+	}
+	c, ok := o.(*state.Cluster)
+	if !ok {
+		return uuid.Nil, fmt.Errorf("%w: %s holds a %T", encoding.ErrUnreadable, key, o)
+	}
+	return c.ID, nil
 }
 
 // key returns the object key of a key of the store.

@@ -137,7 +137,8 @@ func TestCommit_conflicts_with_what_changed(t *testing.T) {
 			"stale":           {{Key: state.NameKey("x"), Object: &state.Name{Name: "x", Topic: id}, Base: rev - 1}},
 			"gone":            {{Key: state.NameKey("z"), Base: rev}},
 			"one of two only": {other, name("x", uuid.New())},
-			"half made by another, and the answer lost": {name("x", id), other},
+			"half made by another, and the answer lost":     {name("x", id), other},
+			"the other half made by another, and also lost": {other, name("x", id)},
 		} {
 			f.Inject(func([]store.Write) storetest.Fault {
 				if strings.Contains(what, "lost") {
@@ -230,6 +231,10 @@ func TestClusterID_is_made_once(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			value := f.Dump()["/runnel/test/counters"].Value
+			if o, err := encoding.Unmarshal(state.Key{Kind: state.KindCounters}, value, 1); err != nil || o.(*state.Counters).FeatureLevel != 1 {
+				t.Errorf("a new cluster's counters: %+v, %v", o, err)
+			}
 			for _, bootstrap := range []bool{true, false} {
 				if again, err := s.ClusterID(t.Context(), uuid.New(), bootstrap); err != nil || again != first {
 					t.Errorf("second time: %v, %v; it was %v", again, err, first)
@@ -240,6 +245,16 @@ func TestClusterID_is_made_once(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestClusterID_is_not_made_over_what_is_left_of_another(t *testing.T) {
+	bubble(t, func(t *testing.T, f *storetest.Fake) {
+		t.Helper()
+		s, _ := elected(t, f, time.Hour)
+		if _, err := s.ClusterID(t.Context(), uuid.New(), true); !errors.Is(err, encoding.ErrUnreadable) {
+			t.Errorf("counters without a cluster: %v", err)
+		}
+	})
 }
 
 // Whatever breaks, the picture that Follow tells equals the store in the end, and revisions only rise (OP-15).
@@ -303,6 +318,11 @@ func TestFollow_misses_nothing(t *testing.T) {
 				}
 			}
 			time.Sleep(5 * time.Second)
+			if n := f.Watches(); n != 1 {
+				t.Errorf("seed %d: %d watches", seed, n)
+			}
+			cancel()
+			wg.Wait()
 			want := map[string]string{}
 			for path, p := range f.Dump() {
 				want[path] = fmt.Sprint(p.Mod, string(p.Value))
@@ -313,11 +333,6 @@ func TestFollow_misses_nothing(t *testing.T) {
 			if n := s.Resyncs(); n > int64(compactions) {
 				t.Errorf("seed %d: %d resyncs after %d compactions", seed, n, compactions)
 			}
-			if n := f.Watches(); n != 1 {
-				t.Errorf("seed %d: %d watches", seed, n)
-			}
-			cancel()
-			wg.Wait()
 		})
 	}
 }

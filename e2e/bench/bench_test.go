@@ -3,8 +3,12 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -12,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/e2e/proc"
 )
 
 func TestRawStreams(t *testing.T) {
@@ -83,4 +88,48 @@ func TestMedian(t *testing.T) {
 	if got := median([]float64{5, 1, 9}); got != 5 {
 		t.Errorf("median = %v", got)
 	}
+}
+
+// The whole of it on a little data, so that it works when it is needed.
+func TestMeasure(t *testing.T) {
+	if testing.Short() || runtime.GOOS != "linux" {
+		t.Skip("starts processes, and reads /proc")
+	}
+	bin, err := proc.Build(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, progress strings.Builder
+	out := filepath.Join(t.TempDir(), "out", "bench.json")
+	args := []string{"--runnel", string(bin), "--data", t.TempDir(), "--rounds", "1", "--bytes", "1000000", "--json", out}
+	if err := run(t.Context(), args, &text, &progress); err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	b, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	if want := 7 * len(shapes()); len(r.Results) != want {
+		t.Errorf("%d rows, want %d", len(r.Results), want)
+	}
+	for _, res := range r.Results {
+		if res.Median.MBs <= 0 || res.Median.Records <= 0 || !strings.Contains(text.String(), res.Row) {
+			t.Errorf("row %q: %+v", res.Row, res.Median)
+		}
+	}
+}
+
+// The test binary stands in for the benchmark as the raw server.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == rawServerCommand {
+		if err := run(context.Background(), os.Args[1:], os.Stdout, os.Stderr); err != nil {
+			panic(err)
+		}
+		return
+	}
+	m.Run()
 }

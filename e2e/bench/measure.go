@@ -3,11 +3,13 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +33,7 @@ func shapes() []shape { return []shape{{100, 1}, {100, 16}, {1024, 1}, {1024, 16
 // A server is a process under measurement, and a connection to it.
 type server struct {
 	pid  int
+	addr string
 	conn *grpc.ClientConn
 	stop func() error
 }
@@ -63,10 +66,13 @@ func measure(ctx context.Context, o options, progress io.Writer) (_ *report, err
 func measureShape(ctx context.Context, o options, s shape, raw, node *server, r *report) (err error) {
 	topic := fmt.Sprintf("bench-%d-%d-%d", s.Value, s.Partitions, time.Now().UnixNano())
 	admin := runnelv1.NewAdminServiceClient(node.conn)
-	if err := createTopic(ctx, admin, topic, o, s); err != nil {
-		return err
+	clientTopic := topic + "-client"
+	for _, name := range []string{topic, clientTopic} {
+		if err := createTopic(ctx, admin, name, o, s); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, deleteTopic(ctx, admin, name)) }()
 	}
-	defer func() { err = errors.Join(err, deleteTopic(ctx, admin, topic)) }()
 	var messages []ready
 	for p := range s.Partitions {
 		m, err := readyBatch(topic, int32(p), s.Value, o.batch)
@@ -114,7 +120,36 @@ func measureShape(ctx context.Context, o options, s shape, raw, node *server, r 
 			return err
 		}
 	}
-	return nil
+	records := strconv.FormatInt(o.bytes/int64(s.Value), 10)
+	if err := r.run(rowClientProduce, s, node, func() (took, error) {
+		return runBench(ctx, o, node, "produce", clientTopic, "--records", records, "--size", strconv.Itoa(s.Value))
+	}); err != nil {
+		return err
+	}
+	return r.run(rowClientConsume, s, node, func() (took, error) {
+		return runBench(ctx, o, node, "consume", clientTopic, "--records", records)
+	})
+}
+
+// runBench runs the product's own benchmark, a process with the Go client.
+// Its bytes are those of the values.
+func runBench(ctx context.Context, o options, node *server, what, topic string, args ...string) (took, error) {
+	args = append([]string{"bench", what, "--brokers", node.addr, "--format", "json", "--topic", topic}, args...)
+	r, err := proc.Do(proc.Binary(o.runnel).Command(ctx, args...))
+	if err != nil {
+		return took{}, err
+	}
+	if r.Code != 0 {
+		return took{}, fmt.Errorf("runnel %s: exit code %d: %s", strings.Join(args, " "), r.Code, r.Stderr)
+	}
+	var out struct {
+		Records, Bytes int64
+		Seconds        float64
+	}
+	if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil {
+		return took{}, fmt.Errorf("runnel bench: %w in %q", err, r.Stdout)
+	}
+	return took{bytes: out.Bytes, records: out.Records, time: time.Duration(out.Seconds * float64(time.Second))}, nil
 }
 
 func createTopic(ctx context.Context, admin runnelv1.AdminServiceClient, topic string, o options, s shape) error {
@@ -159,7 +194,7 @@ func startNode(ctx context.Context, o options) (*server, error) {
 	if err != nil {
 		return nil, errors.Join(err, node.Stop(time.Minute), os.RemoveAll(dir))
 	}
-	return &server{pid: node.Pid(), conn: conn, stop: func() error {
+	return &server{pid: node.Pid(), addr: node.Client, conn: conn, stop: func() error {
 		return errors.Join(conn.Close(), node.Stop(time.Minute), os.RemoveAll(dir))
 	}}, nil
 }

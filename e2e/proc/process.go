@@ -24,12 +24,42 @@ type Binary string
 // is in, with the flags of the caller's environment: what `go test` has compiled
 // need not be compiled again.
 func Build(ctx context.Context, dir string) (Binary, error) {
+	if err := readSources(); err != nil {
+		return "", err
+	}
 	path := filepath.Join(dir, "runnel")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/runnelmq/runnel/cmd/runnel")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return Binary(path), nil
+}
+
+// readSources lists the folders of the module. `go test` takes a result from
+// its cache when nothing changed that the test has looked at, and it does not
+// see what a child process looks at: without this, a test of the binary would
+// go on passing whatever the binary does.
+func readSources() error {
+	root, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			break
+		}
+		if root == filepath.Dir(root) {
+			return errors.New("this is not within the module")
+		}
+		root = filepath.Dir(root)
+	}
+	for _, room := range []string{"api", "broker", "client", "cmd", "controller", "internal"} {
+		err := filepath.WalkDir(filepath.Join(root, room), func(_ string, _ os.DirEntry, err error) error { return err })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A Result is what a command that ended has left.

@@ -26,12 +26,19 @@ func fraction(part int) int {
 	return part
 }
 
+// createSource creates the topic of the real input. One file of the Go
+// installation has a line of 1.3 MB.
+func createSource(t *testing.T, n *Node) {
+	t.Helper()
+	n.cli(t, "topic", "create", "source", "--partitions", "8", "--config", "max.message.bytes=3670016")
+}
+
 // Every line of every .go file goes in by the command line, keyed by the path
 // of its file, and comes back as it was and in order, also after a restart.
 func TestRealInput(t *testing.T) {
-	docs := corpus(t, fraction(20))
+	docs := corpus(t, fraction(5))
 	node := dev(t, Dev{})
-	node.cli(t, "topic", "create", "source", "--partitions", "8")
+	createSource(t, node)
 
 	in := must[*os.File](t)(os.Open(writeInput(t, docs)))
 	defer in.Close()
@@ -119,9 +126,9 @@ type fate struct {
 // A node that is killed while records stream in loses none that it had
 // acknowledged, stores none twice, and keeps the order of each key.
 func TestRealInputThroughKill9(t *testing.T) {
-	docs := corpus(t, fraction(20))
+	docs := corpus(t, fraction(5))
 	node := dev(t, Dev{})
-	node.cli(t, "topic", "create", "source", "--partitions", "8")
+	createSource(t, node)
 
 	c := must[*client.Client](t)(client.New([]string{node.Client}))
 	defer c.Close()
@@ -203,10 +210,10 @@ func TestRealInputThroughKill9(t *testing.T) {
 // The same by the command line, which says how many were acknowledged and how
 // many may or may not be stored.
 func TestProduceCommandThroughKill9(t *testing.T) {
-	docs := corpus(t, fraction(40))
+	docs := corpus(t, fraction(10))
 	total := records(docs)
 	node := dev(t, Dev{})
-	node.cli(t, "topic", "create", "source", "--partitions", "8")
+	createSource(t, node)
 	numberedDocs := make([]document, len(docs))
 	for i := range docs {
 		numberedDocs[i] = document{path: docs[i].path, lines: make([]string, len(docs[i].lines))}

@@ -165,8 +165,10 @@ func createCheckpoint(fsys vfs.FS, dir string, c *checkpoint) (err error) {
 	return f.Sync()
 }
 
-// write replaces the older of the two slots, durably.
-func (c *checkpoint) write(fsys vfs.FS, dir string) (err error) {
+// write replaces the older of the two slots, durably. A write that finds no
+// room may be tried again, because the other slot stands; a failed sync fails
+// the root.
+func (c *checkpoint) write(fsys vfs.FS, dir string, failed *Failure) (err error) {
 	f, err := fsys.Open(filepath.Join(dir, checkpointName))
 	if err != nil {
 		return err
@@ -176,7 +178,7 @@ func (c *checkpoint) write(fsys vfs.FS, dir string) (err error) {
 	if _, err := f.WriteAt(encodeCheckpoint(c), c.slot()); err != nil {
 		return err
 	}
-	return f.Sync()
+	return failed.Set(f.Sync())
 }
 
 func (c *checkpoint) slot() int64 { return int64(c.seq%2) * slotSpacing }

@@ -81,7 +81,7 @@ func (l *Log) syncOnce() error {
 	l.syncing.take()
 	defer l.syncing.give()
 
-	if err := l.failed.Err(); err != nil {
+	if err := l.usable(); err != nil {
 		return err
 	}
 	return l.syncLocked()

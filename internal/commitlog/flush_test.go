@@ -93,7 +93,12 @@ func TestSync_doesNotVouchAfterATruncation(t *testing.T) {
 		for range 10 {
 			h.append(t, 10, record.CreateTime, 1)
 		}
-		h.fault.Before(vfs.OpSync, func(vfs.Op, string) { time.Sleep(time.Millisecond) })
+		took := time.Minute
+		h.fault.Before(vfs.OpSync, func(vfs.Op, string) {
+			nap := took
+			took = time.Millisecond // only the first one is slow
+			time.Sleep(nap)
+		})
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = h.log.Sync() })
 		synctest.Wait()

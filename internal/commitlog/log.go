@@ -313,7 +313,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 		return nil
 	}
 	next.seq++
-	if err := l.failed.Set(next.write(l.fs, l.dir)); err != nil {
+	if err := l.check(next.write(l.fs, l.dir, l.failed)); err != nil {
 		return err
 	}
 	l.kept.checkpoint = next
@@ -351,7 +351,13 @@ func (l *Log) Close() error {
 	if err == nil {
 		err = l.Checkpoint()
 	}
+	// Who waits for one of these turns finds the log closed, and writes to
+	// no file that is not its any more.
+	l.syncing.take()
+	l.checkpointing.take()
 	l.closed.Store(true)
+	l.checkpointing.give()
+	l.syncing.give()
 	l.abandon()
 	return err
 }

@@ -114,8 +114,8 @@ type OpenOptions struct {
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 	// OnEvent, when not nil, hears of what the log healed or found after it
-	// was opened; [Recovery.Events] has what came before. It must not call
-	// the log.
+	// was opened; [Recovery.Events] has what came before. Readers call it,
+	// several at once; it must not call the log.
 	OnEvent func(Event)
 }
 

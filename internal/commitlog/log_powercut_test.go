@@ -300,11 +300,12 @@ func TestTruncateTo_staleIndexEntriesStayAway(t *testing.T) {
 	h := newHarness(cfg)
 	h.mustOpen(t, false)
 	h.startEpoch(t)
+	h.append(t, 100, record.CreateTime, h.nowMs)
 	for range 20 {
 		h.append(t, 100, record.CreateTime, h.nowMs+1_000_000)
 	}
 	h.reopen(t, false) // which makes the index durable
-	h.truncate(t, 2)
+	h.truncate(t, 1)
 	for range 20 {
 		h.append(t, 100, record.CreateTime, h.nowMs)
 	}

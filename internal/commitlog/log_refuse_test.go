@@ -82,7 +82,7 @@ func TestLog_failsStop(t *testing.T) {
 			for name, err := range map[string]error{
 				"append": h.appendErr(), "sync": h.log.Sync(), "checkpoint": h.log.Checkpoint(), "roll": h.log.Roll(),
 				"truncate": h.log.TruncateTo(h.log.Start()), "delete": h.log.DeleteBefore(h.log.End()),
-				"epoch": h.log.StartEpoch(99), "reset": h.log.Reset(0, 9), "close": h.log.Close(),
+				"read": readErr(h.log), "epoch": h.log.StartEpoch(99), "reset": h.log.Reset(0, 9), "close": h.log.Close(),
 			} {
 				if !errors.Is(err, ErrFailed) {
 					t.Errorf("%s after the failure: %v", name, err)
@@ -93,6 +93,11 @@ func TestLog_failsStop(t *testing.T) {
 			}
 		})
 	}
+}
+
+func readErr(l *Log) error {
+	_, err := l.Read(make([]byte, 4096), l.Start(), l.End())
+	return err
 }
 
 func (h *harness) appendErr() error {
@@ -174,11 +179,11 @@ func TestLog_staleEpochIsRefused(t *testing.T) {
 // An empty leadership must not survive a truncation at the end, or beyond it.
 func TestTruncateTo_dropsEmptyLeaderships(t *testing.T) {
 	h := openWith(t, testConfig(), 2)
-	must(t, h.log.StartEpoch(7))
-	if e, end := h.log.EpochEnd(7); e != 7 || end != h.m.end {
-		t.Fatalf("epoch 7 ends at (%d, %d)", e, end)
-	}
 	for _, o := range []record.Offset{h.m.end, h.m.end + 5} {
+		must(t, h.log.StartEpoch(7))
+		if e, end := h.log.EpochEnd(7); e != 7 || end != h.m.end {
+			t.Fatalf("epoch 7 ends at (%d, %d)", e, end)
+		}
 		must(t, h.log.TruncateTo(o))
 		if e := h.log.LastEpoch(); e != 1 {
 			t.Errorf("truncate to %d left epoch %d", o, e)
@@ -224,5 +229,55 @@ func TestIdleFiles_areShared(t *testing.T) {
 	}
 	if n := h.mem.OpenFiles(); n != 0 {
 		t.Errorf("%d files open after Close", n)
+	}
+}
+
+// What a failed append left is gone, durably, before anything else is written.
+func TestAppend_rollbackIsSyncedFirst(t *testing.T) {
+	h := openWith(t, testConfig(), 2)
+	h.fault.Inject(vfs.Rule{Ops: vfs.OpWrite, Path: "*.log", Err: syscall.ENOSPC, Partial: true})
+	var ops []string
+	h.fault.Before(vfs.OpWrite|vfs.OpTruncate|vfs.OpSync, func(op vfs.Op, name string) {
+		if strings.HasSuffix(name, logSuffix) {
+			ops = append(ops, op.String())
+		}
+	})
+	if err := h.appendErr(); !errors.Is(err, ErrStorageFull) {
+		t.Fatal(err)
+	}
+	must(t, h.appendErr())
+	if diff := cmp.Diff([]string{"write", "truncate", "sync", "write"}, ops); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A checkpoint that finds no descriptor, or no room, leaves the one before and fails nothing; one that can't be synced fails
+// the root.
+func TestCheckpoint_refused(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule vfs.Rule
+		want error
+	}{
+		"no descriptor": {vfs.Rule{Ops: vfs.OpOpen, Path: checkpointName, Err: syscall.EMFILE}, ErrTooManyFiles},
+		"no room":       {vfs.Rule{Ops: vfs.OpWrite, Path: checkpointName, Err: syscall.ENOSPC}, ErrStorageFull},
+		"no sync":       {vfs.Rule{Ops: vfs.OpSync, Path: checkpointName, Err: syscall.EIO}, ErrFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(Config{})
+			h.mustOpen(t, true)
+			h.append(t, 100, record.CreateTime, 1)
+			must(t, h.log.Sync())
+			h.fault.Inject(c.rule)
+			if err := h.log.Checkpoint(); !errors.Is(err, c.want) {
+				t.Fatalf("checkpoint: %v, want %v", err, c.want)
+			}
+			if errors.Is(c.want, ErrFailed) {
+				return
+			}
+			must(t, h.log.Checkpoint())
+			h.append(t, 100, record.CreateTime, 2)
+			h.reopen(t, false)
+			h.check(t)
+		})
 	}
 }

@@ -21,8 +21,8 @@ var errRetry = errors.New("the log changed under a read")
 // end or not below end.
 //
 // Each frame's header was verified, its payload was not. The errors are
-// ErrOutOfRange, ErrShortBuffer, ErrCorrupt, ErrUnknownFormat, ErrTooManyFiles
-// and those of the disk. Damage behind sound frames shows in the next call.
+// ErrOutOfRange, ErrShortBuffer, ErrCorrupt, ErrUnknownFormat, ErrTooManyFiles,
+// ErrFailed, ErrClosed, and a read error of the disk, which fails nothing else. Damage behind sound frames shows in the next call.
 func (l *Log) Read(dst []byte, from, end record.Offset) (n int, err error) {
 	err = l.retry(func() error {
 		n, err = l.read(dst, from, end)
@@ -37,6 +37,11 @@ func (l *Log) retry(read func() error) error {
 	for {
 		cuts := l.cuts.Load()
 		err := read()
+		select {
+		case <-l.failed.Done():
+			return l.failed.Err() // nothing positive any more
+		default:
+		}
 		switch {
 		case l.closed.Load() && err != nil:
 			return ErrClosed

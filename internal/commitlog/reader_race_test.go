@@ -1,12 +1,14 @@
 package commitlog
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // Readers that read while the log is appended to, rolled, deleted from and
@@ -94,5 +96,33 @@ func TestRead_afterClose(t *testing.T) {
 	}
 	if err := h.appendErr(); !errors.Is(err, ErrClosed) {
 		t.Errorf("append: %v", err)
+	}
+}
+
+// A log that is cut and written anew between any two steps of a read shows
+// the reader one of its histories, whole.
+func TestRead_acrossATruncation(t *testing.T) {
+	for step := 1; step <= 6; step++ {
+		cfg := testConfig()
+		cfg.SegmentBytes = 1 << 20
+		h := openWith(t, cfg, 10)
+		reads := 0
+		h.fault.Before(vfs.OpRead, func(vfs.Op, string) {
+			if reads++; reads != step {
+				return
+			}
+			h.truncate(t, 9)
+			for range 8 {
+				h.append(t, 37, record.CreateTime, h.nowMs, h.nowMs, h.nowMs)
+			}
+		})
+		buf := make([]byte, 1000)
+		n, err := h.log.Read(buf, 12, 20)
+		if want := h.m.from(12, 20); err != nil || n == 0 || !bytes.HasPrefix(want, buf[:n]) {
+			t.Errorf("step %d: %d bytes that are none of the log's, %v", step, n, err)
+		}
+		if step <= 2 && reads < step {
+			t.Errorf("the read has only %d steps", reads)
+		}
 	}
 }

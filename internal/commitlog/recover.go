@@ -44,7 +44,8 @@ type recovery struct {
 	l      *Log
 	report Recovery
 	kept   checkpoint
-	found  bool // there is a checkpoint
+	found  bool // kept is what the checkpoint file says
+	inFile bool // the checkpoint file can be written in place
 
 	segments []*segment
 	// fileSize is that of each segment's file.
@@ -125,6 +126,7 @@ func (r *recovery) survey() (err error) {
 	if r.kept, r.found, err = readCheckpoint(l.fs, l.dir); err != nil {
 		return err
 	}
+	r.inFile = r.found
 	entries, err := l.fs.ReadDir(l.dir)
 	if err != nil {
 		return err

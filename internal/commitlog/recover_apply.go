@@ -228,7 +228,7 @@ func (r *recovery) keep() error {
 	}
 	l.kept.checkpoint = r.kept
 	l.kept.suspicion = r.report.Suspicion
-	if !r.hasCheckpoint() {
+	if !r.inFile {
 		c := r.kept
 		c.recoveryPoint = 0
 		c.suspicion = r.report.Suspicion
@@ -245,10 +245,4 @@ func (r *recovery) keep() error {
 		return nil // the next one catches up; until then there is more to scan
 	}
 	return err
-}
-
-// hasCheckpoint reports whether the checkpoint file can be written in place.
-func (r *recovery) hasCheckpoint() bool {
-	_, found, err := readCheckpoint(r.l.fs, r.l.dir)
-	return found && err == nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // readWhole reads all that can be read, as a reader that goes on behind
@@ -339,4 +340,53 @@ func TestRecovery_onAFullDisk(t *testing.T) {
 	h.mem.SetCapacity(0)
 	h.reopen(t, false)
 	h.check(t)
+}
+
+// An index entry of a batch that was lost goes with it.
+func TestRecovery_entryOfALostBatch(t *testing.T) {
+	h := openWith(t, testConfig(), 4)
+	h.append(t, 100, record.CreateTime, h.nowMs)
+	must(t, h.log.Checkpoint()) // writes the entry, and moves no mark
+	h.mem.Kill()
+	name := segmentName(0, logSuffix)
+	file := h.readFile(t, name)
+	clear(file[len(file)-len(h.m.batches[4].frame):])
+	h.write(t, name, file)
+	if rec := h.mustOpen(t, false); rec.End != h.m.durable {
+		t.Fatalf("%+v", rec)
+	}
+	h.m.truncate(h.m.durable)
+	h.check(t)
+	must(t, checkIndexes(h.log, h.cfg.IndexIntervalBytes))
+}
+
+// What the owner declared stays until the owner lifts it.
+func TestRecovery_suspicionIsRemembered(t *testing.T) {
+	h := openWith(t, testConfig(), 4)
+	must(t, h.log.SetSuspicion(SuspectOther))
+	for _, clean := range []bool{true, false, true} {
+		stop(t, h, clean)
+		if rec := h.mustOpen(t, clean); rec.Suspicion != SuspectOther || h.log.Suspicion() != SuspectOther {
+			t.Fatalf("%+v", rec)
+		}
+	}
+	must(t, h.log.SetSuspicion(NotSuspect))
+	h.reopen(t, true)
+}
+
+// The index of a segment that was sealed when all was synced already is
+// durable before the recovery point moves beyond the segment.
+func TestRecovery_indexOfASegmentSealedLate(t *testing.T) {
+	h := openWith(t, testConfig(), 5)
+	must(t, h.log.Roll())
+	h.reopen(t, true)
+	h.append(t, 100, record.CreateTime, h.nowMs)
+	h.sync(t)
+	must(t, h.log.Checkpoint())
+	disk := h.mem.CrashClone(rand.New(rand.NewPCG(1, 1)), vfs.CrashOptions{})
+	b, err := vfs.ReadFile(disk, h.path(segmentName(0, indexSuffix)))
+	must(t, err)
+	if _, entries, whole, err := parseIndex(b, 0); err != nil || !whole || len(entries) == 0 {
+		t.Errorf("index of the sealed segment: %v, %v, %v", entries, whole, err)
+	}
 }

@@ -35,6 +35,7 @@ var (
 const (
 	defaultCheckpointInterval = 5 * time.Second
 	defaultDiskInterval       = 250 * time.Millisecond
+	rootIdleFiles             = 256 // open files that nobody uses at the moment, of all logs together
 )
 
 // RootOptions say how a data root is opened and kept. A zero value of each
@@ -108,7 +109,8 @@ type Root struct {
 	lock    io.Closer
 	failure *Failure
 	disk    *disk
-	boot    string // of the machine now
+	idle    *IdleFiles // of all logs: what stays open must not grow with their number
+	boot    string     // of the machine now
 	start   Start
 	// notes is held by who writes the root's own small files, and guards
 	// settled: see settleInTurn.
@@ -148,7 +150,7 @@ type openLog struct {
 // broker's, and the clean marker is durably gone. It opens no log.
 func OpenRoot(fsys vfs.FS, dir string, opts RootOptions) (*Root, error) {
 	r := &Root{
-		dir: dir, opts: opts.withDefaults(), failure: NewFailure(), notes: newTurn(),
+		dir: dir, opts: opts.withDefaults(), failure: NewFailure(), notes: newTurn(), idle: NewIdleFiles(rootIdleFiles),
 		logs: map[PartitionID]*openLog{}, unverified: map[PartitionID]string{},
 	}
 	r.disk = newDisk(fsys, dir, r.failure, opts.ReserveBytes, opts.BallastBytes)

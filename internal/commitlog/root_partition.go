@@ -138,7 +138,7 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 // what it held unsynced.
 func (r *Root) openLog(id PartitionID, dir string, cfg Config, made bool) (*Log, Recovery, error) {
 	start := r.StartOf(id)
-	opts := OpenOptions{Clean: start.Clean, Failed: r.failure, Now: r.opts.Now}
+	opts := OpenOptions{Clean: start.Clean, Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
 	if r.opts.OnEvent != nil {
 		opts.OnEvent = func(e Event) { r.opts.OnEvent(id, e) }
 	}

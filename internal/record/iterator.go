@@ -73,7 +73,7 @@ func (it *Iterator) Reset(h Header, payload []byte) {
 	if it.codec == nil {
 		it.codec = NewCodec()
 	}
-	it.set, it.err = it.codec.Decompress(it.scratch[:0], h.Compression, payload, DefaultMaxDecompressedBytes)
+	it.set, it.err = it.codec.Decompress(it.scratch[:0], h.Compression, payload, MaxDecompressedSize)
 	if it.err != nil {
 		it.set = nil
 		return

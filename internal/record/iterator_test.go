@@ -132,3 +132,26 @@ func TestIterator_errorsAreCorruptBatch(t *testing.T) {
 		t.Errorf("got %v", it.Err())
 	}
 }
+
+// A batch stored under a higher limit is still read when the limit has been lowered.
+func TestIterator_readsBeyondTheProducersLimit(t *testing.T) {
+	codec := NewCodec()
+	const records = 40
+	big := bytes.Repeat(rec(value(strings.Repeat("x", 1<<20))), records)
+	packed, err := codec.Compress(nil, CompressionZstd, 0, big)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(big) <= DefaultMaxDecompressedBytes {
+		t.Fatalf("only %d bytes", len(big))
+	}
+	it := NewIterator(codec)
+	it.Reset(Header{Compression: CompressionZstd, RecordCount: records, LastOffsetDelta: records - 1}, packed)
+	n := 0
+	for it.Next() {
+		n++
+	}
+	if n != records || it.Err() != nil {
+		t.Errorf("%d records, %v", n, it.Err())
+	}
+}

@@ -373,12 +373,12 @@ func TestParseBatch_limitsAtTheByte(t *testing.T) {
 }
 
 func TestLimits_capsHold(t *testing.T) {
-	got := Limits{MaxRecordBytes: 1 << 30, MaxBatchBytes: 1 << 30}.withDefaults()
-	want := Limits{MaxRecordBytes: MaxRecordSize, MaxBatchBytes: MaxFrameSize, MaxRecords: 100_000, MaxDecompressedBytes: 32 << 20}
+	got := Limits{MaxRecordBytes: 1 << 30, MaxBatchBytes: 1 << 30, MaxDecompressedBytes: 1 << 30}.withDefaults()
+	want := Limits{MaxRecordBytes: MaxRecordSize, MaxBatchBytes: MaxFrameSize, MaxRecords: 100_000, MaxDecompressedBytes: 256 << 20}
 	if got != want {
 		t.Errorf("got %+v", got)
 	}
-	if got := (Limits{}).withDefaults(); got.MaxRecordBytes != 1<<20 || got.MaxBatchBytes != 3840<<10 {
+	if got := (Limits{}).withDefaults(); got.MaxRecordBytes != 1<<20 || got.MaxBatchBytes != 3840<<10 || got.MaxDecompressedBytes != 32<<20 {
 		t.Errorf("got %+v", got)
 	}
 	// A record at the cap must fit into a batch at the cap, with everything around it.

@@ -57,6 +57,9 @@ const (
 	MaxFrameSize = 3840 << 10
 	// MaxRecordSize is the largest value Limits.MaxRecordBytes may have.
 	MaxRecordSize = 3584 << 10
+	// MaxDecompressedSize is the largest value Limits.MaxDecompressedBytes may have, in bytes, and what an Iterator takes:
+	// lowering the limit must not make stored batches unreadable.
+	MaxDecompressedSize = 256 << 20
 )
 
 // Defaults of Limits.
@@ -99,5 +102,6 @@ func (l Limits) withDefaults() Limits {
 	}
 	l.MaxRecordBytes = min(l.MaxRecordBytes, MaxRecordSize)
 	l.MaxBatchBytes = min(l.MaxBatchBytes, MaxFrameSize)
+	l.MaxDecompressedBytes = min(l.MaxDecompressedBytes, MaxDecompressedSize)
 	return l
 }

@@ -194,7 +194,9 @@ func (t *TracedError) Error() string { return t.Err.Error() }
 func (t *TracedError) Unwrap() error { return t.Err }
 
 // Metadata gives the caller what to quote when it reports the error.
-func (t *TracedError) Metadata() map[string]string { return map[string]string{"requestId": t.RequestID} }
+func (t *TracedError) Metadata() map[string]string {
+	return map[string]string{"requestId": t.RequestID}
+}
 
 // Reason returns the reason that err, a status error or a status inside one,
 // carries; UNSPECIFIED if it carries none of ours.

@@ -37,8 +37,8 @@ func dropUnknown(m proto.Message) {
 }
 
 // batchOf makes a stored batch of three records, and returns its frame.
-func batchOf(t testing.TB, base record.Offset) []byte {
-	t.Helper()
+func batchOf(tb testing.TB, base record.Offset) []byte {
+	tb.Helper()
 	b := record.NewBuilder(record.NewCodec(), record.Limits{})
 	for _, add := range []error{
 		b.Add(nil, []byte("v"), nil, 1000),
@@ -46,21 +46,21 @@ func batchOf(t testing.TB, base record.Offset) []byte {
 		b.Add([]byte("k"), nil, []record.HeaderKV{{Key: "a", Value: []byte("x")}, {Key: "a", Value: []byte{0xfe}}}, -1),
 	} {
 		if add != nil {
-			t.Fatal(add)
+			tb.Fatal(add)
 		}
 	}
 	batch, err := b.Finish(record.CompressionNone, 0)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return batch.Seal(base, 1, 5, record.CreateTime)
 }
 
-func recordsOf(t testing.TB, frame []byte) []record.Record {
-	t.Helper()
+func recordsOf(tb testing.TB, frame []byte) []record.Record {
+	tb.Helper()
 	f, v := record.CheckFrame(frame, record.MaxFrameSize)
 	if v != record.OK {
-		t.Fatal(v)
+		tb.Fatal(v)
 	}
 	it := record.NewIterator(record.NewCodec())
 	it.Reset(f.Header, f.Payload(frame))
@@ -69,7 +69,7 @@ func recordsOf(t testing.TB, frame []byte) []record.Record {
 		out = append(out, it.Record())
 	}
 	if it.Err() != nil {
-		t.Fatal(it.Err())
+		tb.Fatal(it.Err())
 	}
 	return out
 }
@@ -88,13 +88,13 @@ func TestAppendRecord_isReadByTheGeneratedCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []*runnelv1.ConsumedRecord{
-		{Offset: ptr[int64](7), TimestampMs: ptr[int64](1000), Value: []byte("v")},
+		{Offset: new(int64(7)), TimestampMs: new(int64(1000)), Value: []byte("v")},
 		{
-			Offset: ptr[int64](8), TimestampMs: ptr[int64](2500), Key: []byte{0xff}, Value: []byte{},
+			Offset: new(int64(8)), TimestampMs: new(int64(2500)), Key: []byte{0xff}, Value: []byte{},
 			Headers: []*runnelv1.Header{{Key: "a", Value: []byte{0xfe}}, {Key: "b"}, {Key: "a", Value: []byte("x")}},
 		},
 		{
-			Offset: ptr[int64](9), TimestampMs: ptr[int64](-1), Key: []byte("k"),
+			Offset: new(int64(9)), TimestampMs: new(int64(-1)), Key: []byte("k"),
 			Headers: []*runnelv1.Header{{Key: "a", Value: []byte("x")}, {Key: "a", Value: []byte{0xfe}}},
 		},
 	}
@@ -117,13 +117,13 @@ func TestAppendTextRecord_isReadByTheGeneratedCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []*runnelv1.ConsumedTextRecord{
-		{Offset: ptr[int64](0), Timestamp: &timestamppb.Timestamp{Seconds: 1}, Value: ptr("v")},
+		{Offset: new(int64(0)), Timestamp: &timestamppb.Timestamp{Seconds: 1}, Value: new("v")},
 		{
-			Offset: ptr[int64](1), Timestamp: &timestamppb.Timestamp{Seconds: 2, Nanos: 500_000_000}, KeyBytes: []byte{0xff}, Value: ptr(""),
+			Offset: new(int64(1)), Timestamp: &timestamppb.Timestamp{Seconds: 2, Nanos: 500_000_000}, KeyBytes: []byte{0xff}, Value: new(""),
 			Headers: map[string]string{"a": "x", "b": ""},
 		},
 		// The last "a" is not text, so there is none.
-		{Offset: ptr[int64](2), Timestamp: &timestamppb.Timestamp{Seconds: -1, Nanos: 999_000_000}, Key: ptr("k")},
+		{Offset: new(int64(2)), Timestamp: &timestamppb.Timestamp{Seconds: -1, Nanos: 999_000_000}, Key: new("k")},
 	}
 	if diff := cmp.Diff(want, got.GetTextRecords(), protocmp.Transform()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -157,8 +157,8 @@ func heads() []*runnelv1.FetchResponse {
 	return []*runnelv1.FetchResponse{
 		{},
 		{
-			Tag: 1 << 60, Topic: "t", TopicId: "id", Partition: ptr[int32](0), NextOffset: ptr[int64](0), HighWatermark: ptr[int64](1),
-			LogStartOffset: ptr[int64](2), LastStableOffset: ptr[int64](3), LeaderEpoch: ptr[int64](math.MaxInt64), End: true,
+			Tag: 1 << 60, Topic: "t", TopicId: "id", Partition: new(int32(0)), NextOffset: new(int64(0)), HighWatermark: new(int64(1)),
+			LogStartOffset: new(int64(2)), LastStableOffset: new(int64(3)), LeaderEpoch: new(int64(math.MaxInt64)), End: true,
 		},
 		{Topic: "t", Error: &runnelv1.ItemError{Reason: 40, Message: "m", Metadata: map[string]string{"a": string(bytes.Repeat([]byte("x"), 5000))}}},
 		{Goaway: &runnelv1.Goaway{Reason: 1, Grace: durationpb.New(time.Second)}},
@@ -254,7 +254,7 @@ func TestFetchResponse_bothWays(t *testing.T) {
 
 func FuzzFetchedBatches(f *testing.F) {
 	for _, m := range heads() {
-		m.Batches = []*runnelv1.RecordBatch{{}, {Format: ptr[uint32](1)}}
+		m.Batches = []*runnelv1.RecordBatch{{}, {Format: new(uint32(1))}}
 		if m.Error != nil {
 			m.Error.Metadata = nil // a large seed is minimized for long
 		}

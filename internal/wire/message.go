@@ -46,7 +46,7 @@ func (m *Message) Decode(pool *Pool, into proto.Message) error {
 }
 
 // marshal lets a message that was received be passed on as it is.
-func (m *Message) marshal(*Pool) (mem.BufferSlice, error) {
+func (m *Message) marshal(*Pool) (mem.BufferSlice, error) { //nolint:unparam // it is a marshaler
 	out := m.bufs
 	m.bufs = nil
 	return out, nil

@@ -23,7 +23,7 @@ type ProduceBatch struct {
 }
 
 // marshal implements marshaler: a small header, then the batch.
-func (r *ProduceBatch) marshal(*Pool) (mem.BufferSlice, error) {
+func (r *ProduceBatch) marshal(*Pool) (mem.BufferSlice, error) { //nolint:unparam // it is a marshaler
 	b := make([]byte, 0, 96+len(r.Topic)+len(r.TopicID))
 	b = appendVarintField(b, produceRequestID, r.RequestID)
 	b = appendStringField(b, produceTopic, r.Topic)

@@ -15,22 +15,20 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // requests are some of each kind.
 func requests() []*runnelv1.ProduceRequest {
 	return []*runnelv1.ProduceRequest{
 		{},
 		{RequestId: 7},
-		{RequestId: 1<<64 - 1, Topic: "t", Partition: ptr[int32](0), Batch: &runnelv1.RecordBatch{}},
+		{RequestId: 1<<64 - 1, Topic: "t", Partition: new(int32(0)), Batch: &runnelv1.RecordBatch{}},
 		{
-			RequestId: 9, Topic: "orders", TopicId: ptr("x"), Partition: ptr[int32](-12), Acks: runnelv1.Acks_ACKS_LEADER,
-			Timeout: durationpb.New(1500 * time.Millisecond), Routing: runnelv1.Routing_ROUTING_DIRECT, LeaderEpoch: ptr[int64](-3),
+			RequestId: 9, Topic: "orders", TopicId: new("x"), Partition: new(int32(-12)), Acks: runnelv1.Acks_ACKS_LEADER,
+			Timeout: durationpb.New(1500 * time.Millisecond), Routing: runnelv1.Routing_ROUTING_DIRECT, LeaderEpoch: new(int64(-3)),
 			Producer: &runnelv1.ProducerSequence{ProducerId: 1, ProducerEpoch: 2, BaseSequence: 3},
 			Batch:    &runnelv1.RecordBatch{Records: &runnelv1.RecordSet{Records: []*runnelv1.Record{{Value: []byte("v")}}}},
 		},
 		{
-			Topic: "t", TopicId: ptr(""), Acks: 77,
+			Topic: "t", TopicId: new(""), Acks: 77,
 			Records: []*runnelv1.ProduceRecord{
 				{},
 				{Key: []byte{}, Value: []byte{}},
@@ -41,7 +39,7 @@ func requests() []*runnelv1.ProduceRequest {
 		{
 			Topic: "t",
 			TextRecords: []*runnelv1.ProduceTextRecord{
-				{Key: ptr(""), Value: ptr("ü")},
+				{Key: new(""), Value: new("ü")},
 				{Headers: map[string]string{"one": "1", "two": ""}, Timestamp: &timestamppb.Timestamp{Seconds: 1}},
 			},
 		},
@@ -49,8 +47,8 @@ func requests() []*runnelv1.ProduceRequest {
 }
 
 // parsed rebuilds the generated form of what the hand-written parser saw.
-func parsed(t testing.TB, b []byte) (*runnelv1.ProduceRequest, error) {
-	t.Helper()
+func parsed(tb testing.TB, b []byte) (*runnelv1.ProduceRequest, error) {
+	tb.Helper()
 	// What lies around the message must not matter.
 	buf := append(bytes.Repeat([]byte{0xff}, 5), b...)
 	buf = append(buf, 0xff, 0xff)
@@ -62,7 +60,7 @@ func parsed(t testing.TB, b []byte) (*runnelv1.ProduceRequest, error) {
 		RequestId: r.RequestID, Topic: string(r.Topic), Acks: runnelv1.Acks(r.Acks), Routing: runnelv1.Routing(r.Routing),
 	}
 	if r.TopicID != nil {
-		m.TopicId = ptr(string(r.TopicID))
+		m.TopicId = new(string(r.TopicID))
 	}
 	if r.HasPartition {
 		m.Partition = &r.Partition
@@ -116,10 +114,10 @@ func bytesRecord(r *Record) *runnelv1.ProduceRecord {
 func textRecord(r *Record) *runnelv1.ProduceTextRecord {
 	m := &runnelv1.ProduceTextRecord{Timestamp: timestamp(r)}
 	if r.Key != nil {
-		m.Key = ptr(string(r.Key))
+		m.Key = new(string(r.Key))
 	}
 	if r.Value != nil {
-		m.Value = ptr(string(r.Value))
+		m.Value = new(string(r.Value))
 	}
 	for _, h := range r.Headers {
 		if m.Headers == nil {
@@ -230,7 +228,7 @@ func TestProduceBatch_isReadAsTheGeneratedCodeWould(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := proto.CloneOf(requests()[3])
-	want.LeaderEpoch, want.Producer = ptr[int64](4), nil
+	want.LeaderEpoch, want.Producer = new(int64(4)), nil
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -258,11 +256,11 @@ func TestRecords_allocateNothingEach(t *testing.T) {
 func responses() []*runnelv1.ProduceResponse {
 	return []*runnelv1.ProduceResponse{
 		{},
-		{RequestId: 3, Partition: ptr[int32](0), BaseOffset: ptr[int64](0), LogStartOffset: ptr[int64](5)},
+		{RequestId: 3, Partition: new(int32(0)), BaseOffset: new(int64(0)), LogStartOffset: new(int64(5))},
 		{RequestId: 3, AppendTime: &timestamppb.Timestamp{Seconds: 12, Nanos: 345_000_000}, Duplicate: true},
 		{Error: &runnelv1.ItemError{Reason: 3, Code: 5, Message: "m", Metadata: map[string]string{"a": "b"}}},
 		{Results: []*runnelv1.ProduceRecordResult{
-			{}, {Partition: ptr[int32](300), Offset: ptr[int64](1 << 40)}, {Error: &runnelv1.ItemError{OutcomeUnknown: true}},
+			{}, {Partition: new(int32(300)), Offset: new(int64(1 << 40))}, {Error: &runnelv1.ItemError{OutcomeUnknown: true}},
 		}},
 		{Goaway: &runnelv1.Goaway{Final: true, Grace: durationpb.New(time.Second)}},
 	}

@@ -1,0 +1,171 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+func TestDeletion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		p := r.topic("orders", bySync, nil)
+		keep := r.topic("kept", bySync, nil)
+		r.append(keep, 1)
+		r.append(p, 1)
+		synctest.Wait()
+		if n := r.series("orders"); n == 0 {
+			t.Error("no series of the topic")
+		}
+		woken := false
+		p.WhenReadable(1, func() { woken = true })
+		objects := metadatatest.TopicObjects(p.Topic().ID, "orders", 1, me, 1)
+		objects[0].GetTopic().Phase = controllerv1.TopicPhase_TOPIC_PHASE_DELETING
+		objects[0].GetTopic().AwaitingRemoval = []int32{me}
+		r.publish(objects[0])
+		if !woken {
+			t.Error("the reader sleeps on")
+		}
+		if !slices.Equal(r.session.removed, []uuid.UUID{p.Topic().ID}) {
+			t.Errorf("confirmed %v", r.session.removed)
+		}
+		if _, err := r.mem.Stat("data/" + p.Topic().ID.String()); err == nil {
+			t.Error("the directory is still there")
+		}
+		for name, err := range map[string]error{
+			"append": second(p.Append(batch(t, 1, 0), nil)), "read": second(p.Read(make([]byte, 1000), 0, 1)), "get": second(r.Get(p.Topic().ID, 0)),
+		} {
+			if !errors.Is(err, ErrDeleted) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		var got error
+		p.WhenCommitted(5, func(err error) { got = err })
+		if !errors.Is(got, ErrCommitUncertain) {
+			t.Errorf("parked after the end: %v", got)
+		}
+		if n := r.series("orders"); n != 0 {
+			t.Errorf("%d series of the deleted topic", n)
+		}
+		if n := r.series("kept"); n == 0 {
+			t.Error("the other topic's series went too")
+		}
+	})
+}
+
+// A topic that is absent, and not deleted, keeps its files.
+func TestAbsenceDeletesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		p := r.topic("orders", bySync, nil)
+		r.append(p, 1)
+		r.publish(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_DeletedTopicId{DeletedTopicId: p.Topic().ID.String()}})
+		if _, err := r.mem.Stat("data/" + p.Topic().ID.String() + "/0"); err != nil {
+			t.Errorf("the directory went: %v", err)
+		}
+		if q := r.root.Quarantined(); len(q) != 1 || q[0].Topic != p.Topic().ID {
+			t.Errorf("quarantined %+v", q)
+		}
+		if len(r.session.removed) != 0 {
+			t.Error("confirmed a removal nobody asked for")
+		}
+	})
+}
+
+// What a restart finds: whole, suspect or lost.
+func TestRecoveryReports(t *testing.T) {
+	mem := vfs.NewMem()
+	whole, gone := uuid.New(), uuid.New()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, mem)
+		r.append(r.topicOf(whole, "whole", bySync, nil, 1), 3)
+		r.append(r.topicOf(gone, "gone", bySync, nil, 1), 3)
+		synctest.Wait()
+		r.end(false)
+	})
+	if err := mem.RemoveAll("data/" + gone.String()); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &session{}, reg: prometheus.NewRegistry()}
+		r.image = r.store.Load()
+		root, err := commitlog.OpenRoot(r.fault, "data", commitlog.RootOptions{BrokerID: me, BootID: func() (string, error) { return "boot", nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.root = root
+		r.Set = NewSet(Config{Incarnation: "i"}, Deps{Root: root, Store: r.store, Session: r.session, Metrics: r.reg, Log: zerolog.Nop()})
+		ctx, cancel := context.WithCancel(t.Context())
+		r.cancel = cancel
+		r.wg.Go(func() { r.runErr = r.Run(ctx) })
+		defer r.end(false)
+		objects := append(metadatatest.TopicObjects(whole, "whole", 1, me, 2), metadatatest.TopicObjects(gone, "gone", 1, me, 2)...)
+		r.publish(append(objects, broker(controllerv1.BrokerPhase_BROKER_PHASE_FENCED, "i"))...)
+		if !r.session.reported || len(r.session.reports) != 2 {
+			t.Fatalf("reports %+v", r.session.reports)
+		}
+		for _, rep := range r.session.reports {
+			switch {
+			case rep.Topic == whole && (rep.Shape != metadata.Intact || rep.LogEnd != 3 || rep.LastEpoch != 1 || rep.HighWatermark != 3):
+				t.Errorf("the whole one: %+v", rep)
+			case rep.Topic == gone && rep.Shape != metadata.Lost:
+				t.Errorf("the lost one: %+v", rep)
+			}
+		}
+		if len(r.Lost()) != 1 {
+			t.Errorf("lost %v", r.Lost())
+		}
+		r.publish(broker(controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE, "i"))
+		if _, err := r.Get(gone, 0); !errors.Is(err, ErrLogCorrupt) {
+			t.Errorf("Get of the lost one = %v", err)
+		}
+		// Elected in the knowledge of the loss, it begins anew.
+		o := metadatatest.PartitionObject(gone, 0, me, 3)
+		o.GetPartition().LossyEpochs = []int64{3}
+		r.publish(o)
+		p, err := r.Get(gone, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := r.append(p, 1); a.Base != 0 || a.Epoch != 3 {
+			t.Errorf("%+v", a)
+		}
+	})
+}
+
+// A replica for which there are no descriptors is opened when there are.
+func TestOpeningIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		r.fault.Inject(vfs.Rule{Ops: vfs.OpCreate | vfs.OpMkdir, Times: -1, Err: syscall.EMFILE})
+		id := uuid.New()
+		r.publish(metadatatest.TopicObjects(id, "orders", 1, me, 1)...)
+		if _, err := r.Get(id, 0); !errors.Is(err, ErrNoLeader) {
+			t.Errorf("Get = %v", err)
+		}
+		r.fault.Clear()
+		time.Sleep(2 * retryEvery)
+		p, err := r.Get(id, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.append(p, 1)
+	})
+}

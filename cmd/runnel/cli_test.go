@@ -1,0 +1,223 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+// A result is what a command has left.
+type result struct {
+	code     int
+	out, err string
+}
+
+func cli(t *testing.T, in string, args ...string) result {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := run(t.Context(), args, terminal{in: strings.NewReader(in), out: &out, err: &errs, getenv: func(string) string { return "" }})
+	return result{code, out.String(), errs.String()}
+}
+
+// Mistakes are told apart from failures, and each error says what to do.
+func TestMistakes(t *testing.T) {
+	nobody := "127.0.0.1:1" // a port nobody listens on
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"no such command":      {[]string{"tpoic"}, exitUsage, "unknown command"},
+		"no such subcommand":   {[]string{"topic", "make"}, exitUsage, `no command "make"`},
+		"no such flag":         {[]string{"topic", "list", "--wrong"}, exitUsage, "--help"},
+		"missing name":         {[]string{"topic", "create"}, exitUsage, "NAME is missing"},
+		"too many":             {[]string{"topic", "delete", "a", "b"}, exitUsage, `"b" is one argument too many`},
+		"format":               {[]string{"topic", "list", "--format", "xml"}, exitUsage, "want text or json"},
+		"timeout":              {[]string{"topic", "list", "--timeout", "0s"}, exitUsage, "want more than 0"},
+		"brokers":              {[]string{"topic", "list", "--brokers", "::1"}, exitUsage, `"::1"`},
+		"config":               {[]string{"topic", "create", "a", "--config", "x"}, exitUsage, "want key=value"},
+		"config twice":         {[]string{"topic", "create", "a", "--config", "x=1", "--config", "x=2"}, exitUsage, "given twice"},
+		"nothing to alter":     {[]string{"topic", "alter", "a"}, exitUsage, "nothing to change"},
+		"acks":                 {[]string{"produce", "a", "--acks", "some"}, exitUsage, "want all, leader or none"},
+		"compression":          {[]string{"produce", "a", "--compression", "rar"}, exitUsage, "want zstd"},
+		"separator":            {[]string{"produce", "a", "--key-separator", `\q`}, exitUsage, "no escape"},
+		"partition":            {[]string{"produce", "a", "--partition", "-3"}, exitUsage, "the first is 0"},
+		"file":                 {[]string{"produce", "a", "--file", "/no/such/file"}, exitFailed, "no such file"},
+		"group":                {[]string{"consume", "a", "--group", "g"}, exitUsage, "not available in this version"},
+		"from":                 {[]string{"consume", "a", "--from", "soon"}, exitUsage, "want earliest, latest"},
+		"from a time":          {[]string{"consume", "a", "--from", "@noon"}, exitUsage, "@2026-01-31T12:00:00Z"},
+		"print":                {[]string{"consume", "a", "--print", "%q"}, exitUsage, "%q"},
+		"count":                {[]string{"consume", "a", "--count", "0"}, exitUsage, "want 1 or more"},
+		"bench":                {[]string{"bench", "produce", "--producers", "0"}, exitUsage, "want 1 to 1000"},
+		"nobody there":         {[]string{"topic", "list", "--brokers", nobody}, exitTimeout, "runnel dev"},
+		"nobody to read from":  {[]string{"consume", "a", "--brokers", nobody, "--timeout", "300ms"}, exitTimeout, nobody},
+		"log":                  {[]string{"log", "verify", "/no/such/path"}, exitFailed, "no such file"},
+		"broker configuration": {[]string{"broker", "--check-config"}, exitUsage, "id"},
+		"unknown option":       {[]string{"dev", "--set", "broker.wrong=1", "--check-config"}, exitUsage, "broker.wrong"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := cli(t, "", c.args...)
+			if r.code != c.code || !strings.Contains(r.err, c.want) || r.out != "" {
+				t.Errorf("exit code %d, want %d; want %q in\n%s%s", r.code, c.code, c.want, r.err, r.out)
+			}
+		})
+	}
+}
+
+// When nobody listens, everything says so at once; when somebody listens and
+// never answers, when --timeout has passed.
+func TestNobodyAnswers(t *testing.T) {
+	var lc net.ListenConfig
+	mute, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	for _, args := range [][]string{
+		{"produce", "t"},
+		{"consume", "t"},
+		{"topic", "list"},
+		{"topic", "create", "t"},
+		{"topic", "describe", "t"},
+		{"topic", "delete", "t"},
+		{"cluster", "describe"},
+		{"cluster", "health"},
+		{"bench", "produce"},
+		{"bench", "consume"},
+	} {
+		for addr, within := range map[string]time.Duration{"127.0.0.1:1": 200 * time.Millisecond, mute.Addr().String(): 900 * time.Millisecond} {
+			begun := time.Now()
+			r := cli(t, "one\ntwo\n", append(args, "--brokers", addr, "--timeout", "400ms")...)
+			if took := time.Since(begun); took > within+500*time.Millisecond {
+				t.Errorf("%v at %s took %v", args, addr, took)
+			}
+			if r.code != exitTimeout || !strings.Contains(r.err, addr) && !strings.Contains(r.err, "400ms") {
+				t.Errorf("%v at %s: exit code %d\n%s", args, addr, r.code, r.err)
+			}
+		}
+	}
+}
+
+func TestServerFlags(t *testing.T) {
+	for _, server := range []string{"dev", "broker", "controller"} {
+		r := cli(t, "", server, "--print-config", "--set", map[string]string{"dev": "broker.id=7", "broker": "id=7", "controller": "cluster.name=seven"}[server])
+		if r.code != 0 || !strings.Contains(r.out, "seven") && !strings.Contains(r.out, "id: 7") {
+			t.Errorf("%s --print-config: exit code %d\n%s%s", server, r.code, r.out, r.err)
+		}
+		if r := cli(t, "", server, "--version"); r.code != 0 || !strings.HasPrefix(r.out, "runnel ") {
+			t.Errorf("%s --version: %d %q", server, r.code, r.out)
+		}
+		// What was printed is a configuration.
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(file, []byte(r.out), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if r := cli(t, "", server, "--config", file, "--check-config"); r.code != 0 {
+			t.Errorf("%s --check-config: exit code %d\n%s", server, r.code, r.err)
+		}
+	}
+	r := cli(t, "", "dev", "--print-config", "--data", "/d", "--listen", "127.0.0.1:1", "--admin", "")
+	for _, want := range []string{"/d/controller", "/d/broker", "client: 127.0.0.1:1", `admin: ""`} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("dev --print-config has no %q\n%s", want, r.out)
+		}
+	}
+}
+
+func TestLines(t *testing.T) {
+	long := strings.Repeat("x", 300<<10)
+	in := "a\n\n" + long + "\n" + long + long + "\nb\r\nlast"
+	l := newLines(strings.NewReader(in), 400<<10)
+	type line struct {
+		N    int64
+		Text string
+	}
+	var got []line
+	for {
+		b, err := l.next()
+		if errors.Is(err, errLineTooLong) {
+			got = append(got, line{l.n, "too long"})
+			continue
+		}
+		if err != nil {
+			break
+		}
+		got = append(got, line{l.n, string(b)})
+	}
+	want := []line{{1, "a"}, {2, ""}, {3, long}, {4, "too long"}, {5, "b\r"}, {6, "last"}}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if l.read != int64(len(in)) {
+		t.Errorf("read %d bytes, want %d", l.read, len(in))
+	}
+}
+
+func TestTemplate(t *testing.T) {
+	r := client.Record{
+		Topic: "t", Partition: 3, Offset: 42, Timestamp: time.UnixMilli(1_700_000_000_123), Key: nil, Value: []byte("v\xff"),
+		Headers: []client.Header{{Key: "a", Value: []byte("1")}, {Key: "b"}},
+	}
+	for format, want := range map[string]string{
+		"%v": "v\xff\n", `%t/%p\t%o%%`: "t/3\t42%\n", "%T": "2023-11-14T22:13:20.123Z\n", "[%k]": "[-]\n", "%h": "a=1,b=-\n", `\x41\\`: "A\\\n",
+	} {
+		p, err := parseTemplate(format, "-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(p.append(nil, &r)); got != want {
+			t.Errorf("%q prints %q, want %q", format, got, want)
+		}
+	}
+	for _, bad := range []string{"%", "%z", `\`, `\x4`, `\xzz`} {
+		if _, err := parseTemplate(bad, ""); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+	line, err := appendJSON(nil, &r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(line, &got); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"topic": "t", "partition": 3.0, "offset": 42.0, "timestamp": "2023-11-14T22:13:20.123Z", "key": nil, "value": nil, "value_base64": "dv8=",
+		"headers": []any{map[string]any{"key": "a", "value": "1"}, map[string]any{"key": "b", "value": nil}},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestProgressLine(t *testing.T) {
+	got := progressLine(512<<10, 1<<20, 1000, 2*time.Second)
+	if want := "[###############...............]  50%  1000 records, 512.0 KiB, 500/s"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := progressLine(10, 0, 1, time.Second); got != "1 records, 10 B, 1/s" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestInterruptedContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	code := run(ctx, []string{"topic", "list", "--brokers", "127.0.0.1:1"}, terminal{in: strings.NewReader(""), out: &out, err: &errs, getenv: func(string) string { return "" }})
+	if code == exitOK {
+		t.Error("a command whose context has ended succeeded")
+	}
+}
