@@ -32,6 +32,7 @@ type replica struct {
 	queue   []item
 	working bool
 	closed  bool
+	givenUp int64       // the subscription that the leader was last told is given up
 	again   *time.Timer // of the next attempt to subscribe, or nil
 
 	// The fields below belong to the worker.
@@ -186,6 +187,17 @@ func (r *replica) start(l *link) {
 	l.out.say(&replicav1.ReplicateRequest{Event: &replicav1.ReplicateRequest_Subscribe{Subscribe: m}})
 }
 
+// renounce tells the leader, once, that a subscription is given up.
+func (r *replica) renounce(l *link, number int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if r.givenUp != number {
+		r.givenUp = number
+		l.out.unsubscribe(number)
+	}
+}
+
 // drop gives the subscription up, if there is one, and says so first: what the
 // log does next, this subscription does not vouch for.
 func (r *replica) drop() {
@@ -193,7 +205,7 @@ func (r *replica) drop() {
 	if number == 0 {
 		return
 	}
-	r.link.out.unsubscribe(number)
+	r.renounce(r.link, number)
 	r.number.Store(0)
 	r.peer.route(number, nil)
 	r.part.FollowerStop(number)

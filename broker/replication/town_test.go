@@ -39,6 +39,8 @@ const (
 	bySync = controllerv1.FlushMode_FLUSH_MODE_SYNC
 )
 
+const cluster = "c"
+
 // A town is brokers around a network, with a controller that a test plays.
 type town struct {
 	t   *testing.T
@@ -102,12 +104,12 @@ func (w *town) start(id int32, mem *vfs.Mem) *node {
 	}
 	n.root = root
 	n.store = metadata.NewStore(metadata.BrokerID(id))
-	n.image = n.store.Load()
+	n.image = &metadata.Image{Self: metadata.BrokerID(id), ClusterID: cluster}
 	n.set = partition.NewSet(partition.Config{Incarnation: n.incarnation}, partition.Deps{Root: root, Store: n.store, Session: session{n}, Log: zerolog.Nop()})
 	pool := wire.NewPool()
 	codec := wire.NewCodec(pool)
 	deps := Deps{
-		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return "" }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
+		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return cluster }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
 		Dial: func(addr string) (*grpc.ClientConn, error) {
 			return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: codec, Dial: func(ctx context.Context, to string) (net.Conn, error) {
 				return w.net.dial(ctx, address(id), to)
@@ -129,12 +131,30 @@ func (w *town) start(id int32, mem *vfs.Mem) *node {
 	defer w.mu.Unlock()
 	w.nodes[id] = n
 	n.publishLocked(slices.Collect(maps.Values(w.objects)))
+	w.registerLocked(id, n.incarnation)
+	return n
+}
+
+// registerLocked puts a process of a broker in service, and returns its epoch.
+func (w *town) registerLocked(id int32, incarnation string) int64 {
 	w.epochs++
 	w.putLocked(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
-		BrokerId: id, Incarnation: n.incarnation, BrokerEpoch: w.epochs, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
+		BrokerId: id, Incarnation: incarnation, BrokerEpoch: w.epochs, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
 		InternalAddress: address(id), Judged: true,
 	}}})
-	return n
+	return w.epochs
+}
+
+func (w *town) register(id int32, incarnation string) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.registerLocked(id, incarnation)
+}
+
+func (w *town) epochOf(id int32) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.objects[fmt.Sprint("broker ", id)].GetBroker().GetBrokerEpoch()
 }
 
 func address(id int32) string { return fmt.Sprintf("10.0.0.%d:7421", id) }

@@ -20,8 +20,8 @@ func replicaHeads() []*replicav1.Data {
 	return []*replicav1.Data{
 		{},
 		{TopicId: "6ba7b810-9dad-11d1-80b4-00c04fd430c8", Partition: 3, LeaderEpoch: 4, Subscription: 5, StartOffset: 6, NextOffset: 9, HighWatermark: 6, LogStartOffset: 1},
-		{TopicId: "t", Partition: -1, LeaderEpoch: 1<<63 - 1, PrevEpoch: ptr[int64](0), HighWatermark: -1},
-		{TopicId: strings.Repeat("long", 1000), PrevEpoch: ptr[int64](-1)},
+		{TopicId: "t", Partition: -1, LeaderEpoch: 1<<63 - 1, PrevEpoch: new(int64(0)), HighWatermark: -1},
+		{TopicId: strings.Repeat("long", 1000), PrevEpoch: new(int64(-1))},
 	}
 }
 
@@ -141,7 +141,7 @@ func TestReplicaData_refuses(t *testing.T) {
 
 func FuzzReplicaData(f *testing.F) {
 	for _, m := range replicaHeads()[:3] {
-		m.Batches = []*runnelv1.RecordBatch{{}, {Format: ptr[uint32](1)}}
+		m.Batches = []*runnelv1.RecordBatch{{}, {Format: new(uint32(1))}}
 		b, _ := proto.Marshal(&replicav1.ReplicateResponse{Event: &replicav1.ReplicateResponse_Data{Data: m}})
 		f.Add(b)
 	}
