@@ -1,7 +1,6 @@
 package replication
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -26,7 +25,6 @@ type puppet struct {
 	t      *testing.T
 	server *grpc.Server
 	wg     sync.WaitGroup
-	end    context.CancelFunc
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -114,15 +112,15 @@ func (l *puppet) data(id uuid.UUID, epoch, number int64, size int, edit func(*re
 	l.say(&replicav1.ReplicateResponse{Event: &replicav1.ReplicateResponse_Data{Data: d}})
 }
 
-func frameOf(t testing.TB, base record.Offset, epoch record.Epoch, records, size int) []byte {
-	t.Helper()
-	return batchOf(t, records, size).Seal(base, epoch, 1, record.CreateTime)
+func frameOf(tb testing.TB, base record.Offset, epoch record.Epoch, records, size int) []byte {
+	tb.Helper()
+	return batchOf(tb, records, size).Seal(base, epoch, 1, record.CreateTime)
 }
 
 // puppetTown is broker 2 running, with broker 1 played by the test.
-func puppetTown(t *testing.T, f func(t *testing.T, w *town, l *puppet)) {
+func puppetTown(t *testing.T, f func(w *town, l *puppet)) {
 	t.Helper()
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 2)
 		l := &puppet{t: t, server: grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(16<<20))}
 		replicav1.RegisterReplicaServiceServer(l.server, l)
@@ -132,7 +130,7 @@ func puppetTown(t *testing.T, f func(t *testing.T, w *town, l *puppet)) {
 		defer l.wg.Wait()
 		defer l.server.Stop()
 		defer w.end()
-		f(t, w, l)
+		f(w, l)
 	})
 }
 
@@ -173,7 +171,8 @@ func expect(t *testing.T, l *puppet, want ...string) {
 }
 
 func TestFollower_acknowledgesAtOnce(t *testing.T) {
-	puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+	puppetTown(t, func(w *town, l *puppet) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		expect(t, l, "subscribe 1 at 0")
 		o := l.opens[0]
@@ -207,7 +206,8 @@ func TestFollower_dropsWhatDoesNotFit(t *testing.T) {
 		"another partition":    {edit: func(d *replicav1.Data) { d.Partition = 1 }, ignored: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+			puppetTown(t, func(w *town, l *puppet) {
+				t := w.t
 				id := w.topic(async, 1, 1, 1, 2)
 				synctest.Wait()
 				l.accept(1)
@@ -248,7 +248,8 @@ type nopTB struct{ testing.TB }
 func (nopTB) Helper() {}
 
 func TestFollower_dropsTheSubscriptionBeforeItCuts(t *testing.T) {
-	puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+	puppetTown(t, func(w *town, l *puppet) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		synctest.Wait()
 		l.accept(1)
@@ -274,7 +275,8 @@ func TestFollower_dropsTheSubscriptionBeforeItCuts(t *testing.T) {
 // Whoever learnt of another epoch says so before it answers a heartbeat, also
 // while its log is busy.
 func TestFollower_renouncesBeforeItAnswersAHeartbeat(t *testing.T) {
-	puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+	puppetTown(t, func(w *town, l *puppet) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		other := w.topic(async, 1, 1, 1, 2)
 		synctest.Wait()
@@ -311,7 +313,8 @@ func TestFollower_renouncesBeforeItAnswersAHeartbeat(t *testing.T) {
 }
 
 func TestFollower_endsAStreamThatIsOverdrawn(t *testing.T) {
-	puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+	puppetTown(t, func(w *town, l *puppet) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		synctest.Wait()
 		l.accept(1)
@@ -335,7 +338,8 @@ func TestFollower_endsAStreamThatIsOverdrawn(t *testing.T) {
 }
 
 func TestFollower_opensAgainAfterSilenceAndNeverReusesANumber(t *testing.T) {
-	puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+	puppetTown(t, func(w *town, l *puppet) {
+		t := w.t
 		w.topic(async, 3, 1, 1, 2)
 		seen := map[int64]bool{}
 		for i := range 3 {
@@ -363,7 +367,8 @@ func TestFollower_opensAgainAfterSilenceAndNeverReusesANumber(t *testing.T) {
 }
 
 func TestFollower_triesAgainEverSlower(t *testing.T) {
-	puppetTown(t, func(t *testing.T, w *town, l *puppet) {
+	puppetTown(t, func(w *town, l *puppet) {
+		t := w.t
 		w.topic(async, 1, 1, 1, 2)
 		var times []time.Time
 		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
@@ -388,7 +393,7 @@ func TestFollower_triesAgainEverSlower(t *testing.T) {
 }
 
 func TestLanes_spreadPartitions(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t)
 		w.cfg.Streams = 3
 		w.start(1, newDisk())

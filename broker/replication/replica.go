@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
@@ -266,11 +268,11 @@ func (r *replica) failed(err error) {
 	if errors.Is(err, partition.ErrDiverged) {
 		return // the partition has said so, and waits for another leader epoch
 	}
-	ev := owner.deps.Log.Warn()
+	level := zerolog.WarnLevel
 	if errors.Is(err, partition.ErrNotSubscribed) {
-		ev = owner.deps.Log.Info()
+		level = zerolog.InfoLevel
 	}
-	ev.Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
+	owner.deps.Log.WithLevel(level).Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
 		Msg("a subscription was dropped, and is made anew")
 	r.retry(false)
 }

@@ -122,20 +122,21 @@ func (r *reader) ack(a *replicav1.Ack) {
 }
 
 // leaderTown is broker 1 running, and broker 2 registered and played by a test.
-func leaderTown(t *testing.T, f func(t *testing.T, w *town, epoch int64)) {
+func leaderTown(t *testing.T, f func(w *town, epoch int64)) {
 	t.Helper()
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1)
 		defer w.end()
 		w.deaf = true
 		epoch := w.register(2, "two")
 		synctest.Wait()
-		f(t, w, epoch)
+		f(w, epoch)
 	})
 }
 
 func TestServer_isProbed(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, _ int64) {
+	leaderTown(t, func(w *town, _ int64) {
+		t := w.t
 		r := w.read(w.opening(1))
 		defer r.close()
 		got, err := replicav1.NewReplicaServiceClient(r.conn).Probe(t.Context(), &replicav1.ProbeRequest{})
@@ -163,7 +164,8 @@ func TestServer_takesStreamsOnlyFromWhomItKnows(t *testing.T) {
 		"no credit":              {func(o *replicav1.Open) { o.CreditBytes = 0 }, codes.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
-			leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+			leaderTown(t, func(w *town, epoch int64) {
+				t := w.t
 				open := w.opening(epoch)
 				c.edit(open)
 				start := time.Now()
@@ -185,7 +187,8 @@ func TestServer_takesStreamsOnlyFromWhomItKnows(t *testing.T) {
 			})
 		})
 	}
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		r := w.read(w.opening(epoch + 1))
 		defer r.close()
 		time.Sleep(parkTime / 2)
@@ -198,7 +201,8 @@ func TestServer_takesStreamsOnlyFromWhomItKnows(t *testing.T) {
 			t.Errorf("another process came: %v", r.err)
 		}
 	})
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		r := w.read(nil)
 		defer r.close()
 		r.ack(&replicav1.Ack{})
@@ -221,7 +225,8 @@ func TestServer_takesStreamsOnlyFromWhomItKnows(t *testing.T) {
 }
 
 func TestServer_parksWhatIsAheadOfItsMetadata(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		synctest.Wait()
 		r := w.read(w.opening(epoch))
@@ -269,7 +274,8 @@ func dataBytes(got []*replicav1.ReplicateResponse, number int64) (bytes, next in
 }
 
 func TestServer_keepsToTheCredit(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		id := w.topic(async, 2, 1, 1, 2)
 		open := w.opening(epoch)
 		open.CreditBytes = partitionCredit + 500_000
@@ -313,7 +319,8 @@ func TestServer_keepsToTheCredit(t *testing.T) {
 }
 
 func TestServer_tellsNewsInTime(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		const partitions = 50
 		id := w.topic(async, partitions, 1, 1, 2)
 		synctest.Wait()
@@ -352,7 +359,8 @@ func TestServer_tellsNewsInTime(t *testing.T) {
 }
 
 func TestServer_believesOnlyTheCurrentSubscription(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		synctest.Wait()
 		w.nodes[1].append(id, 0, 1, 10)
@@ -399,7 +407,8 @@ func TestServer_believesOnlyTheCurrentSubscription(t *testing.T) {
 }
 
 func TestServer_endsWhatItNoLongerLeads(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		id := w.topic(async, 1, 1, 1, 2)
 		synctest.Wait()
 		r := w.read(w.opening(epoch))
@@ -414,7 +423,8 @@ func TestServer_endsWhatItNoLongerLeads(t *testing.T) {
 }
 
 func TestServer_givesSilentFollowersUp(t *testing.T) {
-	leaderTown(t, func(t *testing.T, w *town, epoch int64) {
+	leaderTown(t, func(w *town, epoch int64) {
+		t := w.t
 		r := w.read(w.opening(epoch))
 		defer r.close()
 		time.Sleep(time.Minute)
