@@ -134,18 +134,18 @@ func (c *core) stand(r role, p *metadata.Partition, session uint64) bool {
 	return true
 }
 
-// appended notes the end of the own log. It reports whether the high watermark
-// moved, as the next two do.
-func (c *core) appended(end record.Offset, now time.Time) bool {
+// appended notes the end of the own log.
+func (c *core) appended(end record.Offset, now time.Time) {
 	if end > c.own.written {
 		c.charge(now)
 		c.own.written = end
 		c.lag.appended(c.hw, end, now)
 	}
-	return c.advance()
+	c.advance()
 }
 
-// synced notes how much of the own log the disk has.
+// synced notes how much of the own log the disk has. It reports whether the high
+// watermark moved.
 func (c *core) synced(durable record.Offset) bool {
 	c.own.durable = max(c.own.durable, durable)
 	return c.advance()

@@ -304,6 +304,7 @@ func (w *world) up(s *stream) {
 		}
 		ok := l.core.ack(m, w.now)
 		w.trace("%d has the ack of %d: %d/%d in %d, taken: %v, hw %d", l.id, f, m.Written, m.Durable, m.Epoch, ok, l.core.hw)
+		l.proposeISR(false)
 	case gone:
 		if fl := l.core.followers[f]; fl != nil && fl.brokerEpoch == s.followerEpoch {
 			l.core.gone(f, s.current, w.now)
@@ -454,10 +455,12 @@ func (b *modelBroker) flush() {
 }
 
 // tick lets a leader propose.
-func (b *modelBroker) tick() {
+func (b *modelBroker) tick() { b.proposeISR(true) }
+
+func (b *modelBroker) proposeISR(judge bool) {
 	b.mutate()
 	number := func() uint64 { b.numbers++; return uint64(b.epoch)<<32 | b.numbers }
-	p, ok := b.core.propose(number, b.w.now)
+	p, ok := b.core.propose(number, judge, b.w.now)
 	if b.w.mut.propose != nil {
 		if p, ok = b.w.mut.propose(b); ok {
 			p.base, p.session, p.number = b.core.partitionEpoch, b.core.session, number()
