@@ -80,9 +80,8 @@ type Partition struct {
 
 	topic atomic.Pointer[metadata.Topic]
 	state atomic.Pointer[State]
-	// busySince is when the present write or sync began, in Unix nanoseconds; 0
-	// while there is none.
-	busySince atomic.Int64
+
+	writingSince, syncingSince stall
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -279,6 +278,13 @@ func (p *Partition) noteChangeLocked(old, st *State) {
 	}
 	clear(p.subs)
 	p.noteLocked(p.ackNote)
+}
+
+func (p *Partition) isStopped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.stopped != nil
 }
 
 // stop takes the partition out of service for good, and says so to all who

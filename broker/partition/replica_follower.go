@@ -155,17 +155,16 @@ func (p *Partition) answeredToken(subscription int64, a SubscribeAnswer) (again 
 // change cuts or empties the log. It needs the writing token; the subscription
 // has been dropped.
 func (p *Partition) change(do change) error {
-	log := p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Int64("to", int64(do.to)).Int64("end", int64(p.log.End()))
+	end, kept := p.log.End(), ""
 	if do.keep {
 		from := do.to
 		if do.kind == empty {
 			from = p.log.Start()
 		}
-		path, err := p.log.SaveTail(from)
-		if err != nil {
+		var err error
+		if kept, err = p.log.SaveTail(from); err != nil {
 			return p.changeFailed("keep the tail of", err)
 		}
-		log = log.Str("kept", path)
 	}
 	if do.below {
 		p.host.metrics.belowHW.Inc()
@@ -182,7 +181,8 @@ func (p *Partition) change(do change) error {
 	if err != nil {
 		return p.changeFailed("cut", err)
 	}
-	log.Bool("committed", do.below).Msg("the end of a replica was cut to match its leader")
+	p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Int64("to", int64(do.to)).Int64("end", int64(end)).
+		Str("kept", kept).Bool("committed", do.below).Msg("the end of a replica was cut to match its leader")
 	return nil
 }
 

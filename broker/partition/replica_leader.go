@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/runnelmq/runnel/broker/metadata"
@@ -122,7 +123,7 @@ func (p *Partition) Ack(a FollowerAck) {
 		return
 	}
 	p.publishLocked()
-	send := p.proposeLocked(time.Now())
+	send := p.proposeLocked(false, time.Now())
 	p.mu.Unlock()
 	send()
 	p.deliver()
@@ -147,10 +148,10 @@ func (p *Partition) linkAtLocked(id metadata.BrokerID) time.Time {
 	return time.Time{}
 }
 
-// proposeLocked makes a proposal if one is due. What it returns sends it, and is
-// to be called without locks.
-func (p *Partition) proposeLocked(now time.Time) (send func()) {
-	pr, ok := p.core.propose(p.host.number, now)
+// proposeLocked makes a proposal if one is due; judge says whether lag is
+// judged. What it returns sends it, and is to be called without locks.
+func (p *Partition) proposeLocked(judge bool, now time.Time) (send func()) {
+	pr, ok := p.core.propose(p.host.number, judge, now)
 	if !ok {
 		return func() {}
 	}
@@ -171,7 +172,7 @@ func (p *Partition) tick(now time.Time, late bool) {
 	if late {
 		p.core.restartClocks(now)
 	}
-	send := p.proposeLocked(now)
+	send := p.proposeLocked(true, now)
 	reason := p.unfitLocked(now)
 	epoch := p.core.epoch
 	ask := reason != "" && now.Sub(p.askedAt) >= askAgain
@@ -186,6 +187,18 @@ func (p *Partition) tick(now time.Time, late bool) {
 	}
 }
 
+// A stall is when the present call to the disk began, in Unix nanoseconds; 0
+// while there is none.
+type stall struct{ atomic.Int64 }
+
+func (s *stall) begin() { s.Store(time.Now().UnixNano()) }
+func (s *stall) end()   { s.Store(0) }
+
+func (s *stall) longer(now time.Time, than time.Duration) bool {
+	since := s.Load()
+	return since != 0 && now.Sub(time.Unix(0, since)) >= than
+}
+
 // askAgain is how often the controller is asked for another leader.
 const askAgain = 5 * time.Second
 
@@ -195,9 +208,8 @@ func (p *Partition) unfitLocked(now time.Time) string {
 	if p.core.role != leading || len(p.core.committed) < 2 {
 		return ""
 	}
-	busy := p.busySince.Load()
 	switch {
-	case busy != 0 && now.Sub(time.Unix(0, busy)) >= p.core.lag.max:
+	case p.writingSince.longer(now, p.core.lag.max), p.syncingSince.longer(now, p.core.lag.max):
 		return "stalled: the disk has not answered for " + p.core.lag.max.String()
 	case p.core.faulty(now):
 		return "stalled: followers were not sent what they have credit for"

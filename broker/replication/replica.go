@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
@@ -32,11 +34,13 @@ type replica struct {
 	queue   []item
 	working bool
 	closed  bool
+	givenUp int64       // the subscription that the leader was last told is given up
 	again   *time.Timer // of the next attempt to subscribe, or nil
 
 	// The fields below belong to the worker.
 
 	link     *link
+	accepted bool // the subscription is
 	failures int
 	since    time.Time // of the subscription
 }
@@ -63,6 +67,7 @@ const (
 	itemData                     // append
 	itemProgress                 // news
 	itemEnded                    // the leader ended it
+	itemLost                     // the partition seems to have dropped it
 )
 
 // post queues an item. It returns false when the replica is done with: the
@@ -152,6 +157,11 @@ func (r *replica) do(it *item) {
 	case it.kind == itemEnded:
 		r.drop()
 		r.retry(false)
+	case it.kind == itemLost && r.accepted:
+		if _, held := r.part.FollowerAck(it.number); !held {
+			r.drop()
+			r.retry(false)
+		}
 	}
 }
 
@@ -162,10 +172,14 @@ func (r *replica) start(l *link) {
 	}
 	r.drop()
 	r.link = l
+	if leader, epoch, ok := r.part.Following(); !ok || epoch != r.epoch || leader != r.peer.to.leader {
+		r.later(time.Second) // another replica will take the place of this one
+		return
+	}
 	number := r.peer.owner.numbers.Add(1)
 	sub, ok := r.part.FollowerStart(number, func() { l.out.ack(number, r, 0) })
 	if ok && (sub.Epoch != r.epoch || sub.Leader != r.peer.to.leader) {
-		r.part.FollowerStop(number) // another epoch began: another replica will do it
+		r.part.FollowerStop(number) // just now
 		ok = false
 	}
 	if !ok {
@@ -186,6 +200,17 @@ func (r *replica) start(l *link) {
 	l.out.say(&replicav1.ReplicateRequest{Event: &replicav1.ReplicateRequest_Subscribe{Subscribe: m}})
 }
 
+// renounce tells the leader, once, that a subscription is given up.
+func (r *replica) renounce(l *link, number int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if r.givenUp != number {
+		r.givenUp = number
+		l.out.unsubscribe(number)
+	}
+}
+
 // drop gives the subscription up, if there is one, and says so first: what the
 // log does next, this subscription does not vouch for.
 func (r *replica) drop() {
@@ -193,8 +218,9 @@ func (r *replica) drop() {
 	if number == 0 {
 		return
 	}
-	r.link.out.unsubscribe(number)
+	r.renounce(r.link, number)
 	r.number.Store(0)
+	r.accepted = false
 	r.peer.route(number, nil)
 	r.part.FollowerStop(number)
 }
@@ -215,9 +241,9 @@ func (r *replica) answered(a partition.SubscribeAnswer) {
 		r.drop()
 		r.retry(true)
 	default:
-		// At once, also when nothing is to be sent: it is the ack in this epoch
-		// without which an idle partition would stand still.
-		r.link.out.ack(number, r, 0)
+		// The partition has asked for an ack already: an idle one would stand
+		// still without the first in its epoch.
+		r.accepted = true
 	}
 }
 
@@ -254,11 +280,11 @@ func (r *replica) failed(err error) {
 	if errors.Is(err, partition.ErrDiverged) {
 		return // the partition has said so, and waits for another leader epoch
 	}
-	ev := owner.deps.Log.Warn()
+	level := zerolog.WarnLevel
 	if errors.Is(err, partition.ErrNotSubscribed) {
-		ev = owner.deps.Log.Info()
+		level = zerolog.InfoLevel
 	}
-	ev.Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
+	owner.deps.Log.WithLevel(level).Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
 		Msg("a subscription was dropped, and is made anew")
 	r.retry(false)
 }
