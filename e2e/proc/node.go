@@ -15,13 +15,15 @@ type Dev struct {
 	Log  io.Writer // gets its log too; may be nil
 }
 
-// A Node is a running `runnel dev`.
+// A Node is a running `runnel dev`, or a broker or controller of a cluster.
 type Node struct {
 	*Process
 
-	Data   string // its folder
-	Client string // address of the client port
-	Admin  string // address of the admin HTTP port
+	Name     string // in a cluster: broker-1, controller-1
+	Data     string // its folder
+	Client   string // address of the client port; "" for a controller
+	Admin    string // address of the admin HTTP port
+	Internal string // in a cluster: address of the port for brokers and controllers
 
 	again func() (*Process, error)
 }
