@@ -384,8 +384,19 @@ func walks(t *testing.T, n int) uint64 {
 // are in sync and equal.
 func TestModel(t *testing.T) {
 	for _, s := range []setup{
-		{min: 2}, {min: 2, sync: true, lossy: 5}, {min: 1}, {min: 2, changeMin: true}, {min: 2, lossy: 1}, {min: 2, lossy: 4}, {min: 1, lossy: 3},
-		{min: 1, sync: true, lossy: 5}, {min: 2, moves: true}, {min: 2, fences: true, slow: true}, {min: 1, sessions: true, slow: true}, {min: 2, restless: true, lossy: 1}, {min: 2, restless: true, slow: true, sync: true, lossy: 9},
+		{min: 2},
+		{min: 2, sync: true, lossy: 5},
+		{min: 1},
+		{min: 2, changeMin: true},
+		{min: 2, lossy: 1},
+		{min: 2, lossy: 4},
+		{min: 1, lossy: 3},
+		{min: 1, sync: true, lossy: 5},
+		{min: 2, moves: true},
+		{min: 2, fences: true, slow: true},
+		{min: 1, sessions: true, slow: true},
+		{min: 2, restless: true, lossy: 1},
+		{min: 2, restless: true, slow: true, sync: true, lossy: 9},
 	} {
 		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
 			n, committed := walks(t, 400), 0

@@ -348,118 +348,6 @@ func TestDeleteRecords_waitsForTheISR(t *testing.T) {
 	})
 }
 
-func TestHandOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTrio(t, nil)
-		r.pull(2, 3)
-		l := r.nodes[1]
-		ask := func(epoch record.Epoch) {
-			l.session.released = nil
-			l.session.handler.HandOver(metadata.HandOver{Topic: r.topic, LeaderEpoch: epoch, To: 2})
-			synctest.Wait()
-		}
-		released := func(want ...bool) {
-			t.Helper()
-			var got []bool
-			for _, r := range l.session.released {
-				got = append(got, r.Released)
-			}
-			if !slices.Equal(got, want) {
-				t.Errorf("released %v, want %v", got, want)
-			}
-		}
-		ask(9)
-		released(false) // not in this epoch
-		if _, err := l.p.Append(batch(t, 1, 0), nil); err != nil {
-			t.Errorf("append: %v", err)
-		}
-
-		// Nobody acknowledges: it is put off.
-		var got error
-		l.p.WhenCommitted(0, func(err error) { got = err })
-		ask(1)
-		if _, err := l.p.Append(batch(t, 1, 0), nil); !errors.Is(err, ErrMoving) || errors.Is(err, ErrCommitUncertain) {
-			t.Errorf("append while moving: %v", err)
-		}
-		time.Sleep(drainTime + 2*moveEvery)
-		synctest.Wait()
-		released(false)
-		a := r.append(1, 1)
-
-		// All do, but the controller chooses nobody.
-		committed := false
-		l.p.WhenCommitted(a.Last, func(err error) { committed = err == nil })
-		ask(1)
-		r.pull(2, 3)
-		time.Sleep(2 * moveEvery)
-		synctest.Wait()
-		released(true)
-		if !committed || got != nil {
-			t.Errorf("what was parked is not answered: %v", got)
-		}
-		if _, err := l.p.Append(batch(t, 1, 0), nil); !errors.Is(err, ErrMoving) {
-			t.Errorf("append after the release: %v", err)
-		}
-		time.Sleep(releaseTime + 2*moveEvery)
-		synctest.Wait()
-		r.append(1, 1)
-		r.pull(2, 3)
-
-		// All do, and it is moved.
-		ask(1)
-		time.Sleep(2 * moveEvery)
-		synctest.Wait()
-		released(true)
-		r.lead(2)
-		time.Sleep(releaseTime)
-		synctest.Wait()
-		if st := l.p.State(); st.Moving || st.Leader {
-			t.Errorf("%+v", st)
-		}
-		r.append(2, 1)
-	})
-}
-
-// With all controllers away a leader goes on as long as everybody who could be
-// elected vouches for it.
-func TestConfirmed_byFollowers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTrio(t, nil)
-		l := r.nodes[1]
-		l.session.confirmed = false
-		if _, err := l.p.End(); !errors.Is(err, ErrUnconfirmed) {
-			t.Errorf("nobody subscribed: %v", err)
-		}
-		r.pull(2)
-		if l.p.Confirmed() {
-			t.Error("confirmed by one of two")
-		}
-		r.pull(3)
-		if _, err := l.p.End(); err != nil {
-			t.Errorf("both acknowledged: %v", err)
-		}
-		time.Sleep(3 * time.Second)
-		if _, err := l.p.End(); !errors.Is(err, ErrUnconfirmed) {
-			t.Errorf("long after: %v", err)
-		}
-		r.append(1, 1) // acks of all are as safe as ever
-		r.nodes[2].link.Confirm(time.Now())
-		r.nodes[3].link.Confirm(time.Now().Add(-time.Second))
-		if !l.p.Confirmed() {
-			t.Error("both answered heartbeats")
-		}
-		time.Sleep(2 * time.Second)
-		if l.p.Confirmed() {
-			t.Error("the older of the answers counts")
-		}
-		r.nodes[3].link.Confirm(time.Now())
-		l.p.FollowerGone(3, r.nodes[3].sub)
-		if l.p.Confirmed() {
-			t.Error("confirmed by who gave the subscription up")
-		}
-	})
-}
-
 // Bytes that were read while the leadership ended are not sent: they may be the
 // next leader's.
 func TestReadReplica_afterTheEpoch(t *testing.T) {
@@ -529,31 +417,6 @@ func TestOnData_refuses(t *testing.T) {
 	})
 }
 
-// A leader whose disk hangs asks for another one, now and then.
-func TestStalled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Flush = bySync })
-		r.pull(2, 3)
-		release := make(chan struct{})
-		l := r.nodes[1]
-		l.fault.Before(vfs.OpSync, func(vfs.Op, string) { <-release })
-		r.append(1, 1)
-		r.pull(2, 3)
-		time.Sleep(9 * time.Second)
-		synctest.Wait()
-		if len(l.session.asked) != 0 {
-			t.Errorf("asked %+v", l.session.asked)
-		}
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		if n := len(l.session.asked); n < 1 || n > 3 || l.session.asked[0].LeaderEpoch != 1 || !strings.HasPrefix(l.session.asked[0].Reason, "stalled") {
-			t.Errorf("asked %+v", l.session.asked)
-		}
-		close(release)
-		synctest.Wait()
-	})
-}
-
 // Whoever copies partitions hears of every change of whom they follow.
 func TestOnFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -587,6 +450,139 @@ func TestOnFollow(t *testing.T) {
 		}
 		if _, _, ok := n.p.Following(); ok {
 			t.Error("follows without a replica")
+		}
+	})
+}
+
+// What is read while the leadership ends may be of the next one.
+func TestReadReplica_whileTheEpochEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		r.append(1, 1)
+		moved := false
+		r.nodes[1].fault.Before(vfs.OpRead, func(vfs.Op, string) {
+			if !moved {
+				moved = true
+				r.lead(2)
+			}
+		})
+		got, err := r.nodes[1].p.ReadReplica(make([]byte, 1<<16), 3, r.nodes[3].sub, 0)
+		if !moved || !errors.Is(err, ErrNotSubscribed) || got.N != 0 {
+			t.Errorf("moved %v: read %+v, %v", moved, got, err)
+		}
+	})
+}
+
+// spoil damages the second batch a broker has stored, and makes it notice.
+func (n *trioNode) spoil(t *testing.T) {
+	t.Helper()
+	for _, e := range dirOf(t, n) {
+		if !strings.HasSuffix(e.Name, ".log") {
+			continue
+		}
+		f, err := n.mem.Open(n.p.log.Dir() + "/" + e.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame, _ := record.ParseFrame(n.bytes(t), e.Size, record.MaxFrameSize)
+		if _, err := f.WriteAt([]byte{0xff, 0xff, 0xff, 0xff}, int64(frame.Size)+20); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := n.p.log.Read(make([]byte, 1<<16), 1, 2)
+	if err = n.p.readFailed(1, err); !errors.Is(err, ErrLogCorrupt) {
+		t.Fatalf("read of what is damaged: %v", err)
+	}
+	if n.p.Damage() == nil {
+		t.Fatal("the damage is not remembered")
+	}
+}
+
+// A damaged leader wants to be none; a damaged follower withdraws when others
+// are enough, and begins anew when nobody counts on it.
+func TestDamage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		r.append(1, 4)
+		r.pull(2, 3)
+		r.pull(2, 3)
+		bad := r.nodes[3]
+		bad.spoil(t)
+		bad.p.FollowerStop(bad.sub)
+		r.nodes[1].p.FollowerGone(3, bad.sub)
+		if _, err := r.follow(bad); !errors.Is(err, errNobody) {
+			t.Errorf("follows on, in the ISR of three: %v", err)
+		}
+		r.append(1, 1)
+		r.pull(2)
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if r.settle(1) != 1 || len(r.part.GetIsr()) != 2 {
+			t.Fatalf("isr %v", r.part.GetIsr())
+		}
+		r.pull(3)
+		r.settle(1)
+		if len(r.part.GetIsr()) != 3 || bad.p.Damage() != nil {
+			t.Errorf("isr %v, %v", r.part.GetIsr(), bad.p.Damage())
+		}
+		r.pull(2, 3)
+		r.wantEqual()
+
+		bad.spoil(t)
+		r.part.Isr, r.part.Elr, r.part.MinIsr = []int32{1, 3}, nil, 2
+		r.lead(1)
+		r.pull(3) // the two are as many as must be: it stays
+		if bad.p.Damage() == nil {
+			t.Error("emptied while it was counted on")
+		}
+		r.lead(3)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if a := bad.session.asked; len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") {
+			t.Errorf("asked %+v", a)
+		}
+	})
+}
+
+// A replica that may have lost records is trusted again when a controller that
+// knows of it has it in the ISR.
+func TestSuspicion_lifted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
+		n := r.nodes[3]
+		if err := n.p.log.SetSuspicion(commitlog.SuspectNoCheckpoint); err != nil {
+			t.Fatal(err)
+		}
+		r.pull(2, 3)
+		if n.p.log.Suspicion() == commitlog.NotSuspect {
+			t.Error("lifted before it is of the ISR")
+		}
+		r.settle(1)
+		if n.p.log.Suspicion() != commitlog.NotSuspect {
+			t.Error("not lifted")
+		}
+	})
+}
+
+// A leadership in which nothing was appended leaves nothing behind that keeps
+// older records out.
+func TestEmptyLeadership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		r.append(1, 3) // nobody else has them
+		r.lead(2)
+		r.lead(1) // and it keeps them
+		r.pull(2, 3)
+		r.pull(2, 3)
+		r.wantEqual()
+		if st := r.nodes[2].p.State(); st.HighWatermark != 3 {
+			t.Errorf("%+v", st)
 		}
 	})
 }

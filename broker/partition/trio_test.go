@@ -186,7 +186,11 @@ func (r *trio) follow(f *trioNode) (kinds []AnswerKind, err error) {
 			return kinds, err
 		}
 		kinds = append(kinds, a.Kind)
+		told := f.told
 		again, err := f.p.OnSubscribed(f.subs, a)
+		if a.Kind == Accepted && err == nil && f.told == told {
+			r.t.Error("accepted, and nobody is told to acknowledge it at once")
+		}
 		if err != nil {
 			return kinds, err
 		}
