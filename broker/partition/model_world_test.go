@@ -40,6 +40,8 @@ type setup struct {
 	slow      bool // the controller takes long to hear of proposals
 	moves     bool // leaders are moved all the time
 	restless  bool // brokers restart quickly
+	sessions  bool // sessions begin all the time
+	fences    bool // live brokers are fenced for a moment
 }
 
 // A world is one partition on three brokers with a controller, a network and

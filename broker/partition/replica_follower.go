@@ -59,7 +59,7 @@ func (p *Partition) startToken(subscription int64, notify func()) (FollowerSubsc
 // It needs the writing token.
 func (p *Partition) fit() bool {
 	var err error
-	if len(p.log.Damage()) > 0 {
+	if p.Damage() != nil {
 		heal, withdraw := p.damaged()
 		if withdraw {
 			return false
@@ -194,6 +194,7 @@ func (p *Partition) reset(logStart record.Offset, epoch record.Epoch) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	p.met.Store(nil)
 	p.core.emptied(logStart)
 	p.publishLocked()
 	return nil

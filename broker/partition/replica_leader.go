@@ -213,7 +213,7 @@ func (p *Partition) unfitLocked(now time.Time) string {
 		return "stalled: the disk has not answered for " + p.core.lag.max.String()
 	case p.core.faulty(now):
 		return "stalled: followers were not sent what they have credit for"
-	case len(p.log.Damage()) > 0:
+	case p.Damage() != nil:
 		return "corrupt: stored records are damaged"
 	}
 	return ""

@@ -22,7 +22,7 @@ import (
 // A reader is a follower that does only what the test says, and answers
 // heartbeats while it is not numb.
 type reader struct {
-	t      *testing.T
+	t      testing.TB
 	conn   *grpc.ClientConn
 	stream replicateClient
 	cancel context.CancelFunc
