@@ -17,8 +17,9 @@ func (n *node) sentBytes() float64 { return n.metric("replication_sent_bytes_tot
 func (n *node) stalls() float64    { return n.metric("replication_credit_stalls_total") }
 
 const (
-	writing = vfs.OpWrite
-	syncing = vfs.OpSync
+	writing    = vfs.OpWrite
+	syncing    = vfs.OpSync
+	truncating = vfs.OpTruncate
 )
 
 // A held disk is one whose writes or syncs to a partition's segments hang.

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
@@ -32,6 +34,7 @@ type replica struct {
 	queue   []item
 	working bool
 	closed  bool
+	givenUp int64       // the subscription that the leader was last told is given up
 	again   *time.Timer // of the next attempt to subscribe, or nil
 
 	// The fields below belong to the worker.
@@ -186,6 +189,17 @@ func (r *replica) start(l *link) {
 	l.out.say(&replicav1.ReplicateRequest{Event: &replicav1.ReplicateRequest_Subscribe{Subscribe: m}})
 }
 
+// renounce tells the leader, once, that a subscription is given up.
+func (r *replica) renounce(l *link, number int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if r.givenUp != number {
+		r.givenUp = number
+		l.out.unsubscribe(number)
+	}
+}
+
 // drop gives the subscription up, if there is one, and says so first: what the
 // log does next, this subscription does not vouch for.
 func (r *replica) drop() {
@@ -193,7 +207,7 @@ func (r *replica) drop() {
 	if number == 0 {
 		return
 	}
-	r.link.out.unsubscribe(number)
+	r.renounce(r.link, number)
 	r.number.Store(0)
 	r.peer.route(number, nil)
 	r.part.FollowerStop(number)
@@ -254,11 +268,11 @@ func (r *replica) failed(err error) {
 	if errors.Is(err, partition.ErrDiverged) {
 		return // the partition has said so, and waits for another leader epoch
 	}
-	ev := owner.deps.Log.Warn()
+	level := zerolog.WarnLevel
 	if errors.Is(err, partition.ErrNotSubscribed) {
-		ev = owner.deps.Log.Info()
+		level = zerolog.InfoLevel
 	}
-	ev.Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
+	owner.deps.Log.WithLevel(level).Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
 		Msg("a subscription was dropped, and is made anew")
 	r.retry(false)
 }

@@ -13,7 +13,7 @@ import (
 
 func TestReplicates_byteForByte(t *testing.T) {
 	for _, flush := range []controllerv1.FlushMode{async, bySync} {
-		bubble(t, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			w := newTown(t, 1, 2, 3)
 			defer w.end()
 			id := w.topic(flush, 1, 2, 1, 2, 3)
@@ -41,7 +41,7 @@ func TestReplicates_byteForByte(t *testing.T) {
 }
 
 func TestHighWatermark_waitsForEveryMember(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2, 3)
 		defer w.end()
 		w.deaf = true
@@ -67,7 +67,7 @@ func TestHighWatermark_waitsForEveryMember(t *testing.T) {
 // A follower with flush=sync acknowledges what its disk has, and many batches
 // with one sync.
 func TestSync_acknowledgesWhatIsDurable(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
 		defer w.end()
 		id := w.topic(bySync, 1, 2, 1, 2)
@@ -93,7 +93,7 @@ func TestSync_acknowledgesWhatIsDurable(t *testing.T) {
 }
 
 func TestFollower_comesBackAndCatchesUp(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2, 3)
 		defer w.end()
 		id := w.topic(async, 1, 2, 1, 2, 3)
@@ -121,7 +121,7 @@ func TestFollower_comesBackAndCatchesUp(t *testing.T) {
 
 // What a deposed leader wrote alone goes, and nothing else.
 func TestFollower_cutsWhatIsNotTheLeaders(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2, 3)
 		defer w.end()
 		w.deaf = true
@@ -151,7 +151,7 @@ func TestFollower_cutsWhatIsNotTheLeaders(t *testing.T) {
 
 // The same leader in another epoch is another leader.
 func TestFollower_reconcilesInEveryEpoch(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
 		defer w.end()
 		id := w.topic(async, 1, 1, 1, 2)
@@ -168,7 +168,7 @@ func TestFollower_reconcilesInEveryEpoch(t *testing.T) {
 }
 
 func TestFollower_belowTheLogStartBeginsAnew(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
 		defer w.end()
 		id := w.topic(async, 1, 1, 1, 2)
@@ -202,7 +202,7 @@ func TestFollower_belowTheLogStartBeginsAnew(t *testing.T) {
 // An idle partition settles under a new leader without a record being written,
 // and hears of the last high watermark of a burst.
 func TestIdlePartitions_live(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2, 3)
 		defer w.end()
 		id := w.topic(async, 1, 2, 1, 2, 3)
@@ -230,7 +230,7 @@ func TestIdlePartitions_live(t *testing.T) {
 // One partition's disk hangs at the follower: the others go on, and so do their
 // acks.
 func TestSlowDisk_stopsNobodyElse(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
 		defer w.end()
 		w.deaf = true
@@ -267,7 +267,7 @@ func TestSlowDisk_stopsNobodyElse(t *testing.T) {
 }
 
 func TestStream_isOpenedAgain(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2, 3)
 		defer w.end()
 		id := w.topic(async, 3, 3, 1, 2, 3)
@@ -308,7 +308,7 @@ func idOf(addr string) int32 {
 
 // A process that was replaced is not listened to, and not spoken to.
 func TestStream_isBoundToBothProcesses(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
 		defer w.end()
 		id := w.topic(async, 1, 1, 1, 2)
@@ -338,7 +338,7 @@ func TestStream_isBoundToBothProcesses(t *testing.T) {
 
 func TestManyPartitions(t *testing.T) {
 	const partitions = 200
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2, 3)
 		defer w.end()
 		id := w.topic(async, partitions, 2, 1, 2, 3)
@@ -382,18 +382,17 @@ func TestManyPartitions(t *testing.T) {
 
 // A follower with an empty disk catches up without those in sync noticing.
 func TestCatchUp_isThrottledAndAside(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := &town{}
-		*w = *newTown(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
 		w.cfg = Config{CatchUpRate: 1 << 20}
 		for _, id := range []int32{1, 2, 3} {
 			w.start(id, newDisk())
 		}
 		defer w.end()
+		w.net.isolate(3, 1, 2)
 		id := w.topic(async, 2, 2, 1, 2, 3)
 		w.change(id, 0, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
 		w.change(id, 1, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
-		w.net.isolate(3, 1, 2)
 		synctest.Wait()
 		for range 80 {
 			w.nodes[1].append(id, 0, 1, 100_000)

@@ -189,21 +189,21 @@ func TestSchedule_keepsItsBooks(t *testing.T) {
 		out := map[int64]int64{} // by subscription: bytes that have not come back
 		now, next := epoch, int64(0)
 		var held *lane
-		any := func() *lane {
+		pick := func() *lane {
 			if next == 0 {
 				return nil
 			}
 			return all[rapid.Int64Range(1, next).Draw(t, "lane")]
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"add": func(t *rapid.T) {
+			"add": func(*rapid.T) {
 				next++
 				l := &lane{number: next, credit: 2000}
 				all[next] = l
 				s.add(l)
 			},
 			"look": func(t *rapid.T) {
-				if l := any(); l != nil {
+				if l := pick(); l != nil {
 					now = now.Add(time.Millisecond)
 					s.look(l, standing{highWatermark: record.Offset(rapid.IntRange(0, 5).Draw(t, "hw"))},
 						l.next+record.Offset(rapid.IntRange(0, 3).Draw(t, "more")), rapid.Bool().Draw(t, "sync"), now)
@@ -241,14 +241,14 @@ func TestSchedule_keepsItsBooks(t *testing.T) {
 				held = nil
 			},
 			"return": func(t *rapid.T) {
-				if l := any(); l != nil && out[l.number] > 0 {
+				if l := pick(); l != nil && out[l.number] > 0 {
 					n := rapid.Int64Range(1, out[l.number]).Draw(t, "bytes")
 					out[l.number] -= n
 					s.returned(l.number, n)
 				}
 			},
-			"remove": func(t *rapid.T) {
-				if l := any(); l != nil && !l.gone {
+			"remove": func(*rapid.T) {
+				if l := pick(); l != nil && !l.gone {
 					s.remove(l)
 				}
 			},

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +37,8 @@ const (
 	async  = controllerv1.FlushMode_FLUSH_MODE_ASYNC
 	bySync = controllerv1.FlushMode_FLUSH_MODE_SYNC
 )
+
+const cluster = "c"
 
 // A town is brokers around a network, with a controller that a test plays.
 type town struct {
@@ -102,12 +103,12 @@ func (w *town) start(id int32, mem *vfs.Mem) *node {
 	}
 	n.root = root
 	n.store = metadata.NewStore(metadata.BrokerID(id))
-	n.image = n.store.Load()
+	n.image = &metadata.Image{Self: metadata.BrokerID(id), ClusterID: cluster}
 	n.set = partition.NewSet(partition.Config{Incarnation: n.incarnation}, partition.Deps{Root: root, Store: n.store, Session: session{n}, Log: zerolog.Nop()})
 	pool := wire.NewPool()
 	codec := wire.NewCodec(pool)
 	deps := Deps{
-		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return "" }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
+		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return cluster }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
 		Dial: func(addr string) (*grpc.ClientConn, error) {
 			return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: codec, Dial: func(ctx context.Context, to string) (net.Conn, error) {
 				return w.net.dial(ctx, address(id), to)
@@ -129,12 +130,30 @@ func (w *town) start(id int32, mem *vfs.Mem) *node {
 	defer w.mu.Unlock()
 	w.nodes[id] = n
 	n.publishLocked(slices.Collect(maps.Values(w.objects)))
+	w.registerLocked(id, n.incarnation)
+	return n
+}
+
+// registerLocked puts a process of a broker in service, and returns its epoch.
+func (w *town) registerLocked(id int32, incarnation string) int64 {
 	w.epochs++
 	w.putLocked(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
-		BrokerId: id, Incarnation: n.incarnation, BrokerEpoch: w.epochs, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
+		BrokerId: id, Incarnation: incarnation, BrokerEpoch: w.epochs, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
 		InternalAddress: address(id), Judged: true,
 	}}})
-	return n
+	return w.epochs
+}
+
+func (w *town) register(id int32, incarnation string) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.registerLocked(id, incarnation)
+}
+
+func (w *town) epochOf(id int32) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.objects[fmt.Sprint("broker ", id)].GetBroker().GetBrokerEpoch()
 }
 
 func address(id int32) string { return fmt.Sprintf("10.0.0.%d:7421", id) }
@@ -312,17 +331,17 @@ func (n *node) append(id uuid.UUID, number int32, records, size int) (last recor
 	return a.Last, ch
 }
 
-func batchOf(t testing.TB, records, size int) *record.Batch {
-	t.Helper()
+func batchOf(tb testing.TB, records, size int) *record.Batch {
+	tb.Helper()
 	b := record.NewBuilder(record.NewCodec(), record.Limits{MaxRecordBytes: 4 << 20, MaxBatchBytes: 4 << 20})
 	for i := range records {
 		if err := b.Add(fmt.Appendf(nil, "%d", i), bytes.Repeat([]byte{byte(i)}, size), nil, time.Now().UnixMilli()); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	out, err := b.Finish(record.CompressionNone, 0)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &out
 }
@@ -408,11 +427,6 @@ func (w *town) done(committed <-chan error) func() bool {
 	}
 }
 
-func bubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, f)
-}
-
 // metric returns the sum of a metric's series.
 func (n *node) metric(name string) float64 {
 	families, err := n.reg.Gather()
@@ -432,150 +446,3 @@ func (n *node) metric(name string) float64 {
 }
 
 func (n *node) dropped() float64 { return n.metric("replication_dropped_subscriptions_total") }
-
-// A route is one way between two addresses.
-type route struct{ from, to string }
-
-// A network is listeners in memory, whose connections a test can cut or silence.
-type network struct {
-	// mu guards the fields below
-	mu sync.Mutex
-
-	listeners map[string]*bufconn.Listener
-	silenced  map[route]chan struct{} // closed when it ends
-	conns     map[*conn]bool
-}
-
-// A conn is the dialer's end of a connection.
-type conn struct {
-	net.Conn
-
-	net    *network
-	at, to string
-	closed chan struct{}
-	once   sync.Once
-}
-
-type named struct {
-	*bufconn.Listener
-
-	addr string
-}
-
-func (n named) Addr() net.Addr { return memAddr(n.addr) }
-
-type memAddr string
-
-func (memAddr) Network() string  { return "mem" }
-func (a memAddr) String() string { return string(a) }
-
-func (n *network) listen(addr string) net.Listener {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	l := bufconn.Listen(1 << 20)
-	n.listeners[addr] = l
-	return named{l, addr}
-}
-
-func (n *network) unlisten(addr string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.listeners, addr)
-}
-
-func (n *network) dial(ctx context.Context, from, to string) (net.Conn, error) {
-	n.mu.Lock()
-	l := n.listeners[to]
-	n.mu.Unlock()
-	if l == nil {
-		return nil, syscall.ECONNREFUSED
-	}
-	inner, err := l.DialContext(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := &conn{Conn: inner, net: n, at: from, to: to, closed: make(chan struct{})}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.conns[c] = true
-	return c, nil
-}
-
-// pass waits until bytes may go that way.
-func (c *conn) pass(r route) {
-	for {
-		c.net.mu.Lock()
-		wait := c.net.silenced[r]
-		c.net.mu.Unlock()
-		if wait == nil {
-			return
-		}
-		select {
-		case <-wait:
-		case <-c.closed:
-			return
-		}
-	}
-}
-
-// Read implements net.Conn.
-func (c *conn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.pass(route{c.to, c.at}) // what was on its way does not arrive either
-	return n, err
-}
-
-// Write implements net.Conn.
-func (c *conn) Write(b []byte) (int, error) {
-	c.pass(route{c.at, c.to})
-	return c.Conn.Write(b)
-}
-
-// Close implements net.Conn.
-func (c *conn) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	c.net.mu.Lock()
-	delete(c.net.conns, c)
-	c.net.mu.Unlock()
-	return c.Conn.Close()
-}
-
-// silence lets nothing go from one broker to another any more.
-func (n *network) silence(from, to int32) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.silenced[route{address(from), address(to)}] = make(chan struct{})
-}
-
-// isolate silences a broker, both ways.
-func (n *network) isolate(id int32, others ...int32) {
-	for _, o := range others {
-		n.silence(id, o)
-		n.silence(o, id)
-	}
-}
-
-// heal ends all silence.
-func (n *network) heal() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for r, wait := range n.silenced {
-		close(wait)
-		delete(n.silenced, r)
-	}
-}
-
-// cut breaks the connections that a broker opened to another.
-func (n *network) cut(from, to int32) {
-	n.mu.Lock()
-	var broken []*conn
-	for c := range n.conns {
-		if c.at == address(from) && c.to == address(to) {
-			broken = append(broken, c)
-		}
-	}
-	n.mu.Unlock()
-	for _, c := range broken {
-		_ = c.Close()
-	}
-}
