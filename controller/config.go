@@ -63,6 +63,14 @@ type ClusterConfig struct {
 	// RecoveryWait is how long a partition, all of whose members may have lost data, waits for all of them before the best of
 	// those that are back is elected. Default: 5m.
 	RecoveryWait config.Duration `yaml:"recovery_wait" env:"RECOVERY_WAIT"`
+	// PreferredDelay is how long all replicas of a partition must have been in sync before its preferred leader gets the
+	// leadership back. Default: 1m.
+	PreferredDelay config.Duration `yaml:"preferred_delay" env:"PREFERRED_DELAY"`
+	// Probe is whether a broker must be reached at its internal address before it is in service. Default: true.
+	Probe bool `yaml:"probe" env:"PROBE"`
+	// FastFencing is whether a broker whose connection broke, and at whose internal address nobody listens any more, is fenced at
+	// once instead of after SessionTimeout; and the same for controllers and ElectionTimeout. Default: true.
+	FastFencing bool `yaml:"fast_fencing" env:"FAST_FENCING"`
 }
 
 // TopicsConfig is what topics get that do not say. A change concerns new topics only.
@@ -127,7 +135,8 @@ func DefaultConfig() Config {
 		Cluster: ClusterConfig{
 			Name:           "runnel",
 			SessionTimeout: config.Duration(3 * time.Second), ElectionTimeout: config.Duration(3 * time.Second),
-			RecoveryWait: config.Duration(5 * time.Minute),
+			RecoveryWait: config.Duration(5 * time.Minute), PreferredDelay: config.Duration(time.Minute),
+			Probe: true, FastFencing: true,
 		},
 		Topics: TopicsConfig{Partitions: 1, ReplicationFactor: 3, MaxPartitions: 10_000},
 		Etcd: EtcdConfig{
@@ -173,6 +182,7 @@ func (c Config) Validate() error {
 	bad.within("cluster.session_timeout", c.Cluster.SessionTimeout, time.Second, 10*time.Minute)
 	bad.within("cluster.election_timeout", c.Cluster.ElectionTimeout, time.Second, time.Minute)
 	bad.within("cluster.recovery_wait", c.Cluster.RecoveryWait, 0, 24*time.Hour)
+	bad.within("cluster.preferred_delay", c.Cluster.PreferredDelay, 0, 24*time.Hour)
 	bad.within("shutdown.timeout", c.Shutdown.Timeout, 0, 10*time.Minute)
 	c.Topics.validate(&bad)
 	c.Etcd.validate(&bad)

@@ -333,6 +333,7 @@ func (c *Controller) rule(ctx context.Context, s *store.Store, t store.Tenure) {
 	act := active.New(active.Config{
 		Defaults: c.cfg.Topics.defaults(), RecoveryWait: c.cfg.Cluster.RecoveryWait.Std(),
 		SessionTimeout: c.cfg.Cluster.SessionTimeout.Std(), Dev: c.deps.Dev,
+		PreferredAfter: c.cfg.Cluster.PreferredDelay.Std(),
 	}, active.Deps{Store: s, Mirror: c.mirror, Metrics: c.metrics, Log: c.deps.Log}, t)
 	c.setTenure(act)
 	c.deps.Log.Info().Int64("controller_epoch", t.Epoch).Msg("this controller is the active one")

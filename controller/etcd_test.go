@@ -28,6 +28,7 @@ func onDisk(dir string) controller.Config {
 	cfg.DataDir = dir
 	cfg.Listen = controller.ListenConfig{Controller: "127.0.0.1:0", Admin: "127.0.0.1:0"}
 	cfg.Etcd.Client, cfg.Etcd.Peer = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Cluster.Probe = false
 	cfg.Etcd.Heartbeat = config.Duration(20 * time.Millisecond)
 	return cfg
 }

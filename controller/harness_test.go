@@ -90,6 +90,7 @@ func (r *running) stop(t *testing.T) {
 
 func testConfig(addr string) controller.Config {
 	cfg := controller.DefaultConfig()
+	cfg.Cluster.Probe, cfg.Cluster.FastFencing = false, false // the brokers of most tests cannot be dialled
 	cfg.Listen.Controller, cfg.Listen.Advertised, cfg.Listen.Admin = "127.0.0.1:0", addr, ""
 	return cfg
 }
@@ -147,6 +148,10 @@ type broker struct {
 	shape     controllerv1.ReplicaShape
 	shapes    map[string]*controllerv1.ReplicaReport // by topic id/partition; else shape
 	noRecover bool
+	stubborn  int  // hand-overs it puts off before it releases; -1: all
+	deaf      bool // does not answer hand-overs
+	handOvers chan *controllerv1.HandOver
+	rejected  chan *controllerv1.IsrRejection
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -170,6 +175,7 @@ type broker struct {
 func (w *world) newBroker(id int32) *broker {
 	return &broker{
 		w: w, shape: controllerv1.ReplicaShape_REPLICA_SHAPE_INTACT, shapes: map[string]*controllerv1.ReplicaReport{},
+		handOvers: make(chan *controllerv1.HandOver, 10_000), rejected: make(chan *controllerv1.IsrRejection, 1000),
 		register: &controllerv1.Register{Broker: &controllerv1.BrokerRecord{
 			BrokerId: id, Incarnation: uuid.NewString(), DirectoryId: uuid.NewString(),
 			ClientAddress: fmt.Sprintf("broker-%d:7420", id), InternalAddress: fmt.Sprintf("broker-%d:7421", id), Version: "test",
@@ -304,6 +310,12 @@ func (b *broker) take(resp *controllerv1.SessionResponse) {
 		applied = true
 	case *controllerv1.SessionResponse_MayDrain:
 		close(b.drain)
+	case *controllerv1.SessionResponse_HandOver:
+		b.handOver(ev.HandOver)
+	case *controllerv1.SessionResponse_Rejections:
+		for _, r := range ev.Rejections.GetRejections() {
+			b.rejected <- r
+		}
 	}
 	close(b.changed)
 	b.changed = make(chan struct{})
@@ -314,6 +326,21 @@ func (b *broker) take(resp *controllerv1.SessionResponse) {
 	if whole && !b.noRecover {
 		b.recover()
 	}
+}
+
+// handOver answers as a leader whose parked records are committed does.
+func (b *broker) handOver(h *controllerv1.HandOver) {
+	b.handOvers <- h
+	if b.deaf {
+		return
+	}
+	released := b.stubborn == 0
+	if b.stubborn > 0 {
+		b.stubborn--
+	}
+	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Released{Released: &controllerv1.Released{
+		TopicId: h.GetTopicId(), Partition: h.GetPartition(), LeaderEpoch: h.GetLeaderEpoch(), Released: released,
+	}}}
 }
 
 func partitionName(topic string, n int32) string { return fmt.Sprintf("%s/%d", topic, n) }
@@ -359,7 +386,7 @@ func (b *broker) recover() {
 // until waits until the broker's picture fulfils a condition.
 func (b *broker) until(what string, cond func() bool) {
 	b.w.t.Helper()
-	timer := time.NewTimer(time.Minute)
+	timer := time.NewTimer(5 * time.Minute)
 	defer timer.Stop()
 	for {
 		b.mu.Lock()

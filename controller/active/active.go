@@ -37,6 +37,8 @@ type Config struct {
 	RecoveryWait time.Duration // how long a recovery election waits for the last known members
 	// SessionTimeout is how long a broker may be silent before it is fenced.
 	SessionTimeout time.Duration
+	// PreferredAfter is how long a partition must have been whole and unchanged before its preferred leader gets it back.
+	PreferredAfter time.Duration
 	// Dev is true for the one process that is controller and broker: nothing is ever fenced by time.
 	Dev bool
 }
@@ -73,9 +75,17 @@ type desk struct {
 	admitted map[state.BrokerID]admission
 	// bereft is since when each partition waits for a recovery election.
 	bereft map[state.PartitionKey]time.Time
-	// leaving are the sessions of brokers that want to shut down and lead something still.
+	// leaving are the sessions of brokers that want to shut down and have not been let go.
 	leaving map[state.BrokerID]*sessions.Session
-	retry   time.Time // work rests until then
+	// moves are the hand-overs under way.
+	moves map[state.PartitionKey]*move
+	// misled is since when each partition waits for its preferred leader; misledNext is when they are looked at again.
+	misled     map[state.PartitionKey]misled
+	misledNext time.Time
+	// limbo are the partitions that a transaction of proposals may still change whose outcome is unknown, each with the revision
+	// that the transaction expects it at.
+	limbo map[state.PartitionKey]state.Revision
+	retry time.Time // work rests until then
 }
 
 type admission struct {
@@ -92,6 +102,7 @@ func New(cfg Config, deps Deps, tenure store.Tenure) *Active {
 			reports: state.Reports{}, reported: map[state.BrokerID]int64{},
 			admitted: map[state.BrokerID]admission{}, bereft: map[state.PartitionKey]time.Time{},
 			leaving: map[state.BrokerID]*sessions.Session{},
+			moves:   map[state.PartitionKey]*move{}, misled: map[state.PartitionKey]misled{}, limbo: map[state.PartitionKey]state.Revision{},
 		},
 	}
 }
@@ -140,7 +151,7 @@ func (a *Active) turn(ctx context.Context, tick <-chan time.Time) error {
 	if worked, err := a.step(ctx); worked || err != nil {
 		return err
 	}
-	a.releaseLeaving()
+	a.plan()
 	select {
 	case <-ctx.Done():
 	case o := <-a.ops:
@@ -261,6 +272,9 @@ func (a *Active) next() work {
 	var w work
 	a.view(func(i *state.Image) {
 		if w.changes = i.Work(); len(w.changes) > 0 {
+			return
+		}
+		if w = a.moveWork(i); len(w.changes) > 0 {
 			return
 		}
 		if w = a.advance(i); len(w.changes) > 0 {

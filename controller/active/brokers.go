@@ -59,6 +59,10 @@ func (a *Active) register(ctx context.Context, reg state.Registration) (*Admissi
 	if err := a.settleBroker(ctx, id); err != nil {
 		return nil, err
 	}
+	// The same goes for its proposals: the snapshot is the answer to all of them.
+	if err := a.resolve(ctx); err != nil {
+		return nil, err
+	}
 	adm := &Admission{}
 	var b *state.Broker
 	a.view(func(i *state.Image) {
@@ -93,10 +97,11 @@ func (a *Active) settleBroker(ctx context.Context, id state.BrokerID) error {
 	}
 }
 
-// Heard takes a heartbeat: which revision the broker has applied, and whether its storage failed.
-func (a *Active) Heard(s *sessions.Session, applied state.Revision, failed bool) {
+// Heard takes a heartbeat: which revision the broker has applied, whether its disk is nearly full, and whether it failed.
+func (a *Active) Heard(s *sessions.Session, applied state.Revision, low, failed bool) {
 	s.Heard()
 	s.Applied(applied)
+	s.SetDiskLow(low)
 	if failed {
 		s.Fail()
 	}
@@ -151,18 +156,6 @@ func (a *Active) ShuttingDown(ctx context.Context, adm *Admission) error {
 		a.desk.leaving[id] = adm.Session
 		return nil
 	})
-}
-
-// releaseLeaving lets brokers drain that lead nothing any more that another could lead.
-func (a *Active) releaseLeaving() {
-	for id, s := range a.desk.leaving {
-		leads := false
-		a.view(func(i *state.Image) { leads = i.LeadsAny(id) })
-		if !leads {
-			s.LetDrain()
-			delete(a.desk.leaving, id)
-		}
-	}
 }
 
 // Leave notes that a broker's connection is gone.

@@ -9,6 +9,8 @@ import (
 type Metrics struct {
 	elections      *prometheus.CounterVec
 	fencings       *prometheus.CounterVec
+	moves          *prometheus.CounterVec
+	isrChanges     prometheus.Counter
 	commitDuration prometheus.Histogram
 }
 
@@ -24,6 +26,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "fencings_total",
 			Help: "Brokers taken out of service by this controller, by cause.",
 		}, []string{"cause"}),
+		moves: auto.NewCounterVec(prometheus.CounterOpts{
+			Name: "leader_moves_total",
+			Help: "Planned moves of leaderships, by cause: shutdown, preferred leader, or at the leader's request.",
+		}, []string{"cause"}),
+		isrChanges: auto.NewCounter(prometheus.CounterOpts{
+			Name: "isr_changes_total",
+			Help: "Changes of in-sync replicas that leaders proposed and this controller made.",
+		}),
 		commitDuration: auto.NewHistogram(prometheus.HistogramOpts{
 			Name:    "metadata_commit_duration_seconds",
 			Help:    "Time from deciding on a change to knowing that it is committed.",

@@ -63,6 +63,7 @@ func Rules() []rpcerr.Rule {
 		{Err: state.ErrStaleBrokerEpoch, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: sessions.ErrReplaced, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: sessions.ErrSilent, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
+		{Err: sessions.ErrUncertain, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: mirror.ErrLagging, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: ErrStopping, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
 		{Err: ErrNotActive, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},

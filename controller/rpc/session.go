@@ -96,6 +96,11 @@ func (c *conn) send() error {
 			}
 		case <-c.adm.Feed.Ready():
 			err = c.deltas()
+		case <-c.adm.Session.Told():
+			// After the changes it may refer to.
+			if err = c.deltas(); err == nil {
+				err = c.mail()
+			}
 		case <-mayDrain:
 			mayDrain = nil
 			err = c.put(&controllerv1.SessionResponse{Event: &controllerv1.SessionResponse_MayDrain{MayDrain: &controllerv1.MayDrain{}}})
@@ -213,7 +218,7 @@ func (c *conn) receive() {
 			}
 			continue
 		}
-		c.active.Heard(c.adm.Session, state.Revision(hb.GetAppliedRevision()), hb.GetStorageFailed())
+		c.active.Heard(c.adm.Session, state.Revision(hb.GetAppliedRevision()), hb.GetDiskLow(), hb.GetStorageFailed())
 		select {
 		case c.acks <- hb.GetNumber():
 		default: // sending is stuck; the broker will notice by itself
@@ -258,6 +263,26 @@ func (c *conn) duty(req *controllerv1.SessionRequest) error {
 		return c.active.Removed(ctx, c.adm, ids)
 	case *controllerv1.SessionRequest_ShuttingDown:
 		return c.active.ShuttingDown(ctx, c.adm)
+	case *controllerv1.SessionRequest_Proposals:
+		proposals, err := toProposals(ev.Proposals)
+		if err != nil {
+			return err
+		}
+		return c.active.Propose(ctx, c.adm, proposals)
+	case *controllerv1.SessionRequest_Leadership:
+		r := ev.Leadership
+		key, err := toKey("leadership", r.GetTopicId(), r.GetPartition())
+		if err != nil {
+			return err
+		}
+		return c.active.Replace(ctx, c.adm, active.LeadershipRequest{Key: key, Epoch: r.GetLeaderEpoch(), Reason: r.GetReason(), Suspect: r.GetSuspect()})
+	case *controllerv1.SessionRequest_Released:
+		r := ev.Released
+		key, err := toKey("released", r.GetTopicId(), r.GetPartition())
+		if err != nil {
+			return err
+		}
+		return c.active.Released(ctx, c.adm, key, r.GetLeaderEpoch(), r.GetReleased())
 	case *controllerv1.SessionRequest_Register:
 		return invalid("a session registers once, with its first message")
 	default:

@@ -19,7 +19,9 @@ import (
 // Why a session ends from this side.
 var (
 	ErrReplaced = errors.New("another session of this broker took over")
-	ErrSilent   = errors.New("no sign of life came from the broker within its session timeout: it is fenced, and registers anew")
+	// ErrUncertain ends a session whose proposals may or may not be carried out: the next snapshot tells.
+	ErrUncertain = errors.New("it is uncertain what becomes of a proposal: register again for a new snapshot")
+	ErrSilent    = errors.New("no sign of life came from the broker within its session timeout: it is fenced, and registers anew")
 )
 
 // How a stall of this process is found.
@@ -135,7 +137,7 @@ func (r *Roster) Strike(id state.BrokerID) {
 func (r *Roster) Open(id state.BrokerID, incarnation uuid.UUID) *Session {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := &Session{roster: r, broker: id, ended: make(chan struct{}), drain: make(chan struct{})}
+	s := &Session{roster: r, broker: id, ended: make(chan struct{}), drain: make(chan struct{}), told: make(chan struct{}, 1)}
 	if e := r.entries[id]; e != nil && e.session != nil {
 		e.session.endLocked(ErrReplaced)
 	}
@@ -216,12 +218,59 @@ type Session struct {
 	broker state.BrokerID
 	ended  chan struct{}
 	drain  chan struct{}
+	told   chan struct{} // holds a token when there is mail
 
 	// The fields below are guarded by roster.mu.
 
 	cause    error
 	draining bool // drain is closed
 	failed   bool
+	diskLow  bool
+	mail     []any
+}
+
+// Tell has the broker told something, in order; it is lost when the session ends first.
+func (s *Session) Tell(what any) {
+	s.roster.mu.Lock()
+	s.mail = append(s.mail, what)
+	s.roster.mu.Unlock()
+	select {
+	case s.told <- struct{}{}:
+	default:
+	}
+}
+
+// Told receives when Mail may return something.
+func (s *Session) Told() <-chan struct{} { return s.told }
+
+// Mail returns what the broker is to be told, once.
+func (s *Session) Mail() []any {
+	s.roster.mu.Lock()
+	defer s.roster.mu.Unlock()
+	mail := s.mail
+	s.mail = nil
+	return mail
+}
+
+// SetDiskLow notes whether the broker's disk is nearly full.
+func (s *Session) SetDiskLow(low bool) {
+	s.roster.mu.Lock()
+	defer s.roster.mu.Unlock()
+	s.diskLow = low
+}
+
+// DiskLow reports whether the broker's disk is nearly full.
+func (s *Session) DiskLow() bool {
+	s.roster.mu.Lock()
+	defer s.roster.mu.Unlock()
+	return s.diskLow
+}
+
+// End ends the session from this side.
+func (s *Session) End(cause error) {
+	s.roster.mu.Lock()
+	defer s.roster.mu.Unlock()
+	s.endLocked(cause)
 }
 
 // Heard notes a sign of life.

@@ -34,6 +34,8 @@ type Image struct {
 	unsettled map[PartitionKey]bool
 	// bereft are the partitions of which no member is known to be complete: they wait for a recovery election.
 	bereft map[PartitionKey]bool
+	// misled are the partitions that their preferred leader could lead and does not.
+	misled map[PartitionKey]bool
 	// unfinished are the topics that are being created or deleted, or hold surplus partitions.
 	unfinished map[uuid.UUID]bool
 }
@@ -66,6 +68,7 @@ func NewImage() *Image {
 		preferred:  map[BrokerID]int{},
 		unsettled:  map[PartitionKey]bool{},
 		bereft:     map[PartitionKey]bool{},
+		misled:     map[PartitionKey]bool{},
 		unfinished: map[uuid.UUID]bool{},
 	}
 }
@@ -356,6 +359,7 @@ func (i *Image) forgetEmpty(id uuid.UUID) {
 func (i *Image) review(k PartitionKey) {
 	p := i.Partition(k)
 	mark(i.unsettled, k, p != nil && i.settle(p) != nil)
+	mark(i.misled, k, p != nil && i.isMisled(p))
 	mark(i.bereft, k, p != nil && p.Leader == NoLeader && len(p.ISR) == 0 && len(p.ELR) == 0)
 }
 

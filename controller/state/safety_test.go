@@ -123,18 +123,41 @@ func (s *safety) follow(b BrokerID, upTo int) {
 // expand adds a follower that holds all of the leader's log to the ISR, as a leader's proposal does.
 func (s *safety) expand(b BrokerID) {
 	l, p, f := s.leads(), s.partition(), s.replicas[b]
-	if l == nil || s.phase(p.Leader) == BrokerFenced || !s.electable(b) || !f.alive || slices.Contains(p.ISR, b) || len(common(l.log, f.log)) < len(l.log) {
+	if l == nil || !f.alive || slices.Contains(p.ISR, b) || len(common(l.log, f.log)) < len(l.log) {
 		return
 	}
-	next := p.clone()
-	next.ISR = append(next.ISR, b)
-	next.ELR = without(next.ELR, b)
-	if len(next.ISR) >= int(next.MinISR) {
-		next.ELR = nil
+	s.propose(append(slices.Clone(p.ISR), b))
+}
+
+// shrink takes a follower that lags out of the ISR.
+func (s *safety) shrink(b BrokerID) {
+	if p := s.partition(); s.leads() != nil && b != p.Leader {
+		s.propose(without(p.ISR, b))
 	}
-	next.PartitionEpoch++
-	s.step([]Change{put(next, p.Revision)})
-	s.advance()
+}
+
+func (s *safety) propose(isr []BrokerID) {
+	p := s.partition()
+	var members []Member
+	for _, id := range isr {
+		members = append(members, Member{id, s.Broker(id).Epoch})
+	}
+	c, err := s.Propose(p.Leader, s.Broker(p.Leader).Epoch, Proposal{Key: s.key, LeaderEpoch: p.LeaderEpoch, PartitionEpoch: p.PartitionEpoch, ISR: members})
+	if err == nil {
+		s.step([]Change{c})
+		s.advance()
+	}
+}
+
+// move hands the leadership over.
+func (s *safety) move(to BrokerID, drop, released bool) {
+	p := s.partition()
+	if p.Leader == NoLeader {
+		return
+	}
+	if c, ok := s.Move(s.key, p.Leader, p.LeaderEpoch, to, drop, released); ok {
+		s.step([]Change{c})
+	}
 }
 
 // crash ends a process; with a loss, also the end of its log.
@@ -245,6 +268,10 @@ func checkElections(t *testing.T) {
 			"follow":  func(rt *rapid.T) { s.follow(who.Draw(rt, "follower"), count.Draw(rt, "up to")) },
 			"catchUp": func(rt *rapid.T) { s.follow(who.Draw(rt, "follower"), 1<<20) },
 			"expand":  func(rt *rapid.T) { s.expand(who.Draw(rt, "follower")) },
+			"shrink":  func(rt *rapid.T) { s.shrink(who.Draw(rt, "follower")) },
+			"move": func(rt *rapid.T) {
+				s.move(who.Draw(rt, "to"), rapid.Bool().Draw(rt, "drop"), rapid.Bool().Draw(rt, "released"))
+			},
 			"fence": func(rt *rapid.T) {
 				b := who.Draw(rt, "broker")
 				changes, err := s.Fence(b, s.Broker(b).Epoch)

@@ -14,7 +14,8 @@ import (
 // is, so it needs no memory of what happened:
 //
 //   - the ISR loses its fenced members, and those shutting down, as long as a better one is left; with none left it is kept,
-//     because all of its members are complete and nobody can lead without them;
+//     because all of its members are complete and nobody can lead without them; a leader that shuts down stays until it has
+//     handed over, which is Move's;
 //   - who leaves while fewer than MinISR stay is complete as well, since the high watermark stands still: it goes to the ELR,
 //     which is emptied once the ISR has MinISR members;
 //   - a leader that may not lead is followed by the first replica, in order of preference, that may: a member of the ISR, else
@@ -79,17 +80,14 @@ func (i *Image) electable(id BrokerID) bool { return i.phase(id) == BrokerActive
 
 // elect gives p a leader that may lead, or none.
 func (i *Image) elect(p *Partition, unclean bool) {
-	if p.Leader != NoLeader && i.electable(p.Leader) {
-		return
+	if p.Leader != NoLeader && i.phase(p.Leader) != BrokerFenced {
+		return // one that shuts down serves until it has handed over, or is gone
 	}
 	inISR := func(id BrokerID) bool { return i.electable(id) && slices.Contains(p.ISR, id) }
 	inELR := func(id BrokerID) bool { return i.electable(id) && slices.Contains(p.ELR, id) }
 	if n := slices.IndexFunc(p.Replicas, inISR); n >= 0 {
 		p.Leader = p.Replicas[n]
 		return
-	}
-	if p.Leader != NoLeader && i.phase(p.Leader) == BrokerShuttingDown {
-		return // nobody to hand over to: it serves until it is gone
 	}
 	if n := slices.IndexFunc(p.Replicas, inELR); n >= 0 {
 		p.Leader = p.Replicas[n]
@@ -108,18 +106,9 @@ func (i *Image) elect(p *Partition, unclean bool) {
 // shrink takes out of the ISR whoever may not stay in it.
 func (i *Image) shrink(p *Partition) {
 	stay := i.best(p.ISR)
-	var gone []BrokerID
-	for _, id := range p.ISR {
-		if !slices.Contains(stay, id) {
-			gone = append(gone, id)
-		}
-	}
-	p.ISR = stay
-	if len(p.ISR) >= int(p.MinISR) {
-		p.ELR = nil
-	} else {
-		p.ELR = append(p.ELR, gone...)
-	}
+	p.setISR(slices.DeleteFunc(slices.Clone(p.ISR), func(id BrokerID) bool {
+		return !slices.Contains(stay, id) && id != p.Leader
+	}))
 }
 
 // best returns the active ones of ids; if there is none, those that are not fenced; if there is none, all.
@@ -155,16 +144,6 @@ func (i *Image) Settled(id BrokerID) bool {
 	return true
 }
 
-// LeadsAny reports whether a broker leads a partition that another could lead in its place.
-func (i *Image) LeadsAny(id BrokerID) bool {
-	for k := range i.unsettled {
-		if p := i.Partition(k); p != nil && p.Leader == id {
-			return true
-		}
-	}
-	return false
-}
-
 // settleWork returns the next transaction of partitions to be settled: those that have no leader, or one that may not lead,
 // first.
 func (i *Image) settleWork() []Change {
@@ -172,7 +151,7 @@ func (i *Image) settleWork() []Change {
 		return nil
 	}
 	urgency := func(p *Partition) int {
-		if p.Leader == NoLeader || !i.electable(p.Leader) {
+		if p.Leader == NoLeader || i.phase(p.Leader) == BrokerFenced {
 			return 0
 		}
 		return 1

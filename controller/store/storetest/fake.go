@@ -48,6 +48,8 @@ type Fake struct {
 	changed   chan struct{} // closed and replaced at every change a watch may wait for
 	fault     func(writes []store.Write) Fault
 	down      bool
+	readsDown bool
+	hook      func()
 	broken    int // counts how often all watches were broken
 	delayed   []func()
 	watches   int
@@ -84,6 +86,20 @@ func (f *Fake) SetDown(down bool) {
 	f.down = down
 	f.broken++
 	f.notifyLocked()
+}
+
+// SetReadsDown makes every read fail, but for watches, until it is up again.
+func (f *Fake) SetReadsDown(down bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.readsDown = down
+}
+
+// Hook has fn called at the start of each transaction from now on, which may block; nil: none.
+func (f *Fake) Hook(fn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hook = fn
 }
 
 // BreakWatches ends all watches that run, as a member that restarts does.
@@ -197,6 +213,9 @@ func (f *Fake) Read(ctx context.Context, keys []string) (store.Page, error) {
 	if err := f.readyLocked(ctx); err != nil {
 		return store.Page{}, err
 	}
+	if f.readsDown {
+		return store.Page{}, ErrLost
+	}
 	if len(keys) > maxOps {
 		return store.Page{}, fmt.Errorf("storetest: %d keys, more than %d", len(keys), maxOps)
 	}
@@ -211,6 +230,12 @@ func (f *Fake) Read(ctx context.Context, keys []string) (store.Page, error) {
 
 // Txn implements store.KV.
 func (f *Fake) Txn(ctx context.Context, cmps []store.Compare, writes []store.Write) (store.TxnResult, error) {
+	f.mu.Lock()
+	hook := f.hook
+	f.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.readyLocked(ctx); err != nil {

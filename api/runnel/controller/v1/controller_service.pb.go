@@ -1563,7 +1563,9 @@ type LeadershipRequest struct {
 	// The asker's leader epoch.
 	LeaderEpoch int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
 	// For people: stalled, corrupt, disk.
-	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The asker's copy may lack something: it leaves the in-sync replicas as well, and is not eligible.
+	Suspect       bool `protobuf:"varint,5,opt,name=suspect,proto3" json:"suspect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1626,7 +1628,15 @@ func (x *LeadershipRequest) GetReason() string {
 	return ""
 }
 
-// Asks a leader to stop appending, answer all it has parked, and release.
+func (x *LeadershipRequest) GetSuspect() bool {
+	if x != nil {
+		return x.Suspect
+	}
+	return false
+}
+
+// Asks a leader to stop appending, answer all it has parked, and release. It ends with the session: a leader that a new snapshot shows in the same
+// epoch goes on.
 type HandOver struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the topic.
@@ -2278,12 +2288,13 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x16\n" +
 	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12'\n" +
-	"\x0fpartition_epoch\x18\x05 \x01(\x03R\x0epartitionEpoch\"\x87\x01\n" +
+	"\x0fpartition_epoch\x18\x05 \x01(\x03R\x0epartitionEpoch\"\xa1\x01\n" +
 	"\x11LeadershipRequest\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
 	"\fleader_epoch\x18\x03 \x01(\x03R\vleaderEpoch\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"v\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x18\n" +
+	"\asuspect\x18\x05 \x01(\bR\asuspect\"v\n" +
 	"\bHandOver\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
