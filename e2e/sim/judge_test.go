@@ -128,6 +128,10 @@ func (c *cluster) picture() picture {
 func (j *judge) look() picture {
 	pic := j.c.picture()
 	for k, rec := range pic.partitions {
+		if t := pic.topics[k.Topic]; t == nil || t.Phase == state.TopicDeleting {
+			delete(pic.partitions, k) // of these nothing is kept up any more
+			continue
+		}
 		j.record(k, rec)
 	}
 	// Before who leads now raises what is known to be committed.
