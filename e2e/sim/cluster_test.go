@@ -153,7 +153,7 @@ func (h *controllerHost) start() {
 	cfg.Cluster.RecoveryWait = config.Duration(10 * time.Second)
 	ctl, err := controller.New(cfg, controller.Deps{
 		KV: link, Bootstrap: true, Log: c.logs.logger(h.name), Registry: prometheus.NewRegistry(),
-		Listen: c.listener(h.name, living),
+		Listen: c.listener(h.name, living), Dial: c.dialer(h.name, living),
 	})
 	if err != nil {
 		c.t.Fatal(err)
