@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 
+	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/telemetry"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -33,6 +34,9 @@ type Deps struct {
 	Registry *prometheus.Registry
 	// Version of the program.
 	Version string
+	// BootID names this run of the machine; nil asks the machine. See
+	// [commitlog.RootOptions].
+	BootID func() (string, error)
 }
 
 // Addrs are the addresses a broker is bound to.
@@ -51,7 +55,8 @@ type Broker struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	addrs Addrs
+	addrs      Addrs
+	partitions *partition.Set
 }
 
 // New returns a broker that has not started. It fails only for a configuration
@@ -92,6 +97,15 @@ func (b *Broker) Addrs() Addrs {
 	return b.addrs
 }
 
+// Partitions returns the replicas this broker holds, for tests that look inside;
+// nil before Bound.
+func (b *Broker) Partitions() *partition.Set {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.partitions
+}
+
 // Run opens the data directory, joins the cluster and serves until ctx is
 // done; then it leaves in an orderly way and returns nil. It returns an error
 // when it can't start or go on; then the process should end.
@@ -101,7 +115,7 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 		return err
 	}
 	b.mu.Lock()
-	b.addrs = n.addrs()
+	b.addrs, b.partitions = n.addrs(), n.set
 	b.mu.Unlock()
 	close(b.bound)
 	return n.run(ctx)

@@ -83,6 +83,7 @@ const fewDescriptors = 4096
 func (b *Broker) rootOptions(log zerolog.Logger) commitlog.RootOptions {
 	return commitlog.RootOptions{
 		BrokerID:           b.cfg.ID,
+		BootID:             b.deps.BootID,
 		DistrustPageCache:  !b.cfg.Storage.TrustPageCache,
 		ReserveBytes:       int64(b.cfg.Storage.ReserveBytes),
 		CheckpointInterval: b.cfg.Storage.CheckpointInterval.Std(),

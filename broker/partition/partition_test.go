@@ -350,6 +350,17 @@ func TestMinISR(t *testing.T) {
 		if p.Confirmed() {
 			t.Error("confirmed by nobody")
 		}
+		// It may be one that others have left behind, at any end but its own.
+		end := p.State().LogEnd
+		if _, err := p.Read(nil, end+1, end+2); !errors.Is(err, ErrUnconfirmed) && !errors.Is(err, ErrOffsetNotAvailable) {
+			t.Errorf("a read beyond the end of a leader nobody confirms: %v", err)
+		}
+		r.session.mu.Lock()
+		r.session.confirmed = true
+		r.session.mu.Unlock()
+		if _, err := p.Read(nil, end+1, end+2); p.State().Settled != errors.Is(err, ErrOffsetOutOfRange) {
+			t.Errorf("a read beyond the end of a confirmed leader: %v, of %+v", err, p.State())
+		}
 	})
 }
 

@@ -17,8 +17,8 @@ func (p *Partition) Read(dst []byte, from, end record.Offset) (n int, err error)
 	if st.Err != nil {
 		return 0, st.Err
 	}
-	if from < st.LogStart || from > st.LogEnd {
-		return 0, outOfRange(st, from)
+	if err := p.CheckOffset(from); err != nil {
+		return 0, err
 	}
 	if end = min(end, st.HighWatermark); from >= end {
 		return 0, nil
@@ -28,6 +28,26 @@ func (p *Partition) Read(dst []byte, from, end record.Offset) (n int, err error)
 		return 0, p.readFailed(from, err)
 	}
 	return n, nil
+}
+
+// CheckOffset says why reading can't begin at an offset: OutOfRangeError, where
+// this leader knows that, else the error of End. Who lacks records that a newer
+// leader has served, or an older one has committed, must not tell a reader that
+// its place is gone.
+func (p *Partition) CheckOffset(off record.Offset) error {
+	st := p.state.Load()
+	switch {
+	case st.Err != nil:
+		return st.Err
+	case off >= st.LogStart && off <= st.LogEnd:
+		return nil
+	case off < st.LogStart:
+		return outOfRange(st, off) // a log start never falls
+	}
+	if _, err := p.End(); err != nil {
+		return err
+	}
+	return outOfRange(st, off)
 }
 
 func outOfRange(st *State, off record.Offset) error {

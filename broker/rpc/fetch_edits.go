@@ -315,10 +315,7 @@ func (f *fetcher) begin(part *partition.Partition, st partition.State, want *run
 	switch start := want.GetStart().(type) {
 	case *runnelv1.FetchPartition_Offset:
 		off := record.Offset(start.Offset)
-		if off < st.LogStart || off > st.LogEnd {
-			return 0, outOfRange(off, st)
-		}
-		return off, nil
+		return off, part.CheckOffset(off)
 	case *runnelv1.FetchPartition_Timestamp:
 		off, _, found, err := part.OffsetForTime(ceilMillis(start.Timestamp))
 		if err != nil || found {
@@ -356,10 +353,6 @@ func ceilMillis(ts *timestamppb.Timestamp) int64 {
 		ms++
 	}
 	return ms
-}
-
-func outOfRange(off record.Offset, st partition.State) error {
-	return &partition.OutOfRangeError{Offset: off, LogStart: st.LogStart, HighWatermark: st.HighWatermark, LogEnd: st.LogEnd}
 }
 
 // checkEpoch compares the leader epoch a client knows.

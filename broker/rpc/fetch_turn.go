@@ -98,7 +98,7 @@ func (f *fetcher) prepare() bool {
 		case st.Err != nil:
 			f.fail(s, st.Err)
 		case s.next < st.LogStart || s.next > st.LogEnd:
-			f.fail(s, outOfRange(s.next, st))
+			f.fail(s, s.part.CheckOffset(s.next))
 		case s.next >= s.stop:
 			f.end(s, st)
 		case s.next >= f.visible(st):

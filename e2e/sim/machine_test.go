@@ -1,0 +1,202 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/runnelmq/runnel/controller/store"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// errDead is what a process gets of its disk, or of the metadata store, after
+// it was killed: it goes on running here, and nothing it does has an effect.
+var errDead = errors.New("sim: this process was killed")
+
+// A disk is a file system as one process has it: after its death nothing
+// reaches it any more.
+type disk struct {
+	mem *vfs.Mem
+
+	// mu makes a process's death one moment. It is held over calls of mem,
+	// which never wait.
+	mu   sync.RWMutex
+	dead bool
+}
+
+var _ vfs.FS = (*disk)(nil)
+
+// kill ends the process. What it wrote is there for the next one.
+func (d *disk) kill() *vfs.Mem {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dead = true
+	d.mem.Kill()
+	return d.mem
+}
+
+// powerCut ends the machine, and returns what its disk holds afterwards.
+func (d *disk) powerCut(rng *rand.Rand) *vfs.Mem {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dead = true
+	after := d.mem.CrashClone(rng, vfs.CrashOptions{KeepUnsyncedPercent: []int{0, 0, 50, 90}[rng.IntN(4)], TornSectors: rng.IntN(2) == 0})
+	d.mem.Kill()
+	return after
+}
+
+func alive[T any](d *disk, fn func(*vfs.Mem) (T, error)) (T, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.dead {
+		var zero T
+		return zero, errDead
+	}
+	return fn(d.mem)
+}
+
+func aliveErr(d *disk, fn func(*vfs.Mem) error) error {
+	_, err := alive(d, func(m *vfs.Mem) (struct{}, error) { return struct{}{}, fn(m) })
+	return err
+}
+
+func (d *disk) Open(name string) (vfs.File, error) {
+	return alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.Open(name) })
+}
+
+func (d *disk) Create(name string) (vfs.File, error) {
+	return alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.Create(name) })
+}
+
+func (d *disk) OpenOrCreate(name string) (vfs.File, error) {
+	return alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.OpenOrCreate(name) })
+}
+
+func (d *disk) Remove(name string) error {
+	return aliveErr(d, func(m *vfs.Mem) error { return m.Remove(name) })
+}
+
+func (d *disk) RemoveAll(name string) error {
+	return aliveErr(d, func(m *vfs.Mem) error { return m.RemoveAll(name) })
+}
+
+func (d *disk) Rename(oldName, newName string) error {
+	return aliveErr(d, func(m *vfs.Mem) error { return m.Rename(oldName, newName) })
+}
+
+func (d *disk) MkdirAll(name string) error {
+	return aliveErr(d, func(m *vfs.Mem) error { return m.MkdirAll(name) })
+}
+
+func (d *disk) ReadDir(name string) ([]vfs.DirEntry, error) {
+	return alive(d, func(m *vfs.Mem) ([]vfs.DirEntry, error) { return m.ReadDir(name) })
+}
+
+func (d *disk) Stat(name string) (vfs.Info, error) {
+	return alive(d, func(m *vfs.Mem) (vfs.Info, error) { return m.Stat(name) })
+}
+
+func (d *disk) SyncDir(name string) error {
+	return aliveErr(d, func(m *vfs.Mem) error { return m.SyncDir(name) })
+}
+
+func (d *disk) Lock(name string) (io.Closer, error) {
+	return alive(d, func(m *vfs.Mem) (io.Closer, error) { return m.Lock(name) })
+}
+
+func (d *disk) Free(name string) (free, total int64, err error) {
+	err = aliveErr(d, func(m *vfs.Mem) error { free, total, err = m.Free(name); return err })
+	return free, total, err
+}
+
+// A link to the metadata store, of one controller.
+type storeLink struct {
+	kv   store.KV
+	ctx  context.Context // done when the process is dead
+	kill context.CancelFunc
+	// hold says whether the way to the store is cut, and what is closed when
+	// that may have changed.
+	hold func() (bool, <-chan struct{})
+}
+
+func newStoreLink(kv store.KV, n *network, host string) *storeLink {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &storeLink{kv: kv, ctx: ctx, kill: cancel, hold: func() (bool, <-chan struct{}) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.cuts[link{host, storeHost}] > 0, n.changed
+	}}
+}
+
+// pass waits while the store can't be reached.
+func (s *storeLink) pass(ctx context.Context) error {
+	for {
+		held, changed := s.hold()
+		switch {
+		case s.ctx.Err() != nil:
+			return errDead
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case !held:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		case <-s.ctx.Done():
+		}
+	}
+}
+
+// through calls fn when the store can be reached.
+func through[T any](ctx context.Context, s *storeLink, fn func() (T, error)) (T, error) {
+	if err := s.pass(ctx); err != nil {
+		var zero T
+		return zero, err
+	}
+	return fn()
+}
+
+func (s *storeLink) Range(ctx context.Context, from, to string, limit int, rev int64) (store.Page, error) {
+	return through(ctx, s, func() (store.Page, error) { return s.kv.Range(ctx, from, to, limit, rev) })
+}
+
+func (s *storeLink) Read(ctx context.Context, keys []string) (store.Page, error) {
+	return through(ctx, s, func() (store.Page, error) { return s.kv.Read(ctx, keys) })
+}
+
+func (s *storeLink) Txn(ctx context.Context, cmps []store.Compare, writes []store.Write) (store.TxnResult, error) {
+	return through(ctx, s, func() (store.TxnResult, error) { return s.kv.Txn(ctx, cmps, writes) })
+}
+
+func (s *storeLink) Watch(ctx context.Context, prefix string, from int64, fn func([]store.Event) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	_, err := through(ctx, s, func() (struct{}, error) {
+		return struct{}{}, s.kv.Watch(ctx, prefix, from, func(events []store.Event) error {
+			if err := s.pass(ctx); err != nil {
+				return err
+			}
+			return fn(events)
+		})
+	})
+	return err
+}
+
+func (s *storeLink) Grant(ctx context.Context, ttl time.Duration) (store.LeaseID, error) {
+	return through(ctx, s, func() (store.LeaseID, error) { return s.kv.Grant(ctx, ttl) })
+}
+
+func (s *storeLink) KeepAlive(ctx context.Context, id store.LeaseID) error {
+	_, err := through(ctx, s, func() (struct{}, error) { return struct{}{}, s.kv.KeepAlive(ctx, id) })
+	return err
+}
+
+func (s *storeLink) Revoke(ctx context.Context, id store.LeaseID) error {
+	_, err := through(ctx, s, func() (struct{}, error) { return struct{}{}, s.kv.Revoke(ctx, id) })
+	return err
+}

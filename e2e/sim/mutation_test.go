@@ -1,0 +1,179 @@
+package sim
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A mutation takes one protection out of a source file.
+type mutation struct {
+	name string
+	file string // from the root of the module
+	old  string // occurs once
+	with string
+	// seeds is how many runs it may live; 0: mutationSeeds.
+	seeds string
+}
+
+// mutationSeeds is how many runs a mutation may live.
+const mutationSeeds = "40"
+
+const (
+	coreFile     = "broker/partition/core.go"
+	isrFile      = "broker/partition/core_isr.go"
+	leaderFile   = "broker/partition/core_leader.go"
+	followerFile = "broker/partition/core_follower.go"
+)
+
+// mutations are those of the replication protocol that faults can show. The
+// numbers are the protocol's; what a model of one partition shows better is
+// in broker/partition.
+func mutations() []mutation {
+	return []mutation{
+		{
+			name: "hw-without-followers", file: coreFile,
+			old: "		hw = min(hw, c.held(id))\n", with: "		_ = id\n",
+		},
+		{
+			name: "3-acks-of-an-older-epoch-count", file: coreFile,
+			old:  "	c.followers = map[metadata.BrokerID]*follower{}\n	c.proposals, c.retryAt, c.moving = nil, time.Time{}, false\n",
+			with: "	if c.followers == nil {\n		c.followers = map[metadata.BrokerID]*follower{}\n	}\n	c.proposals, c.retryAt, c.moving = nil, time.Time{}, false\n",
+		},
+		{
+			name: "4-a-subscribe-is-an-ack", file: leaderFile,
+			old: "		f.subscribed = true\n", with: "		f.subscribed, f.acked, f.progress = true, true, progress{c.own.written, c.own.written}\n",
+		},
+		{
+			name: "5-6-joins-without-what-is-committed", file: isrFile,
+			old: "has >= c.hw && has >= c.leso", with: "has >= 0",
+		},
+		{
+			name: "8-leader-epoch-of-acks", file: leaderFile,
+			old: "f == nil || a.Epoch != c.epoch || ", with: "f == nil || ",
+		},
+		{
+			name: "10-partition-epoch-of-proposals", file: "controller/state/isr.go",
+			old: "	case p.PartitionEpoch < old.PartitionEpoch:\n", with: "	case false:\n",
+		},
+		{
+			name: "11-min-isr-of-the-maximal-isr", file: coreFile,
+			old:  "func (c *core) enough() bool { return len(c.committed) >= c.minISR }",
+			with: "func (c *core) enough() bool {\n	n := len(c.committed)\n	for _, p := range c.proposals {\n		n = max(n, len(p.isr))\n	}\n	return n >= c.minISR\n}",
+		},
+		{
+			name: "12-an-ack-is-the-log-end", file: leaderFile,
+			old: "	written := min(a.Written, c.own.written)\n", with: "	written := c.own.written\n",
+		},
+		{
+			name: "proposals-do-not-hold-the-hw", file: coreFile,
+			old: "	for _, p := range c.proposals {\n		sets = append(sets, p.isr)\n	}\n", with: "",
+		},
+		{
+			name: "14-unfenced-before-the-fence-is-done", file: "controller/state/brokers.go",
+			old: "|| b.Phase != BrokerFenced || !b.Judged || !i.Settled(id) {", with: "|| b.Phase != BrokerFenced || !b.Judged {",
+		},
+		{
+			name: "16-no-ack-of-accepted", file: "broker/partition/replica_follower.go",
+			old: "		p.noteLocked(p.ackNote) // acknowledged at once, even when nothing is to be sent\n", with: "",
+		},
+		{
+			name: "18-not-leader-for-what-was-appended", file: "broker/partition/wait.go",
+			old: `return fmt.Errorf("%s: %w: %w", p, ErrCommitUncertain, opaque{why})`, with: `return fmt.Errorf("%s: %w: %w", p, ErrNotLeader, opaque{why})`,
+		},
+		{
+			name: "a-power-cut-is-no-suspicion", file: "internal/commitlog/root_start.go",
+			old: "	case r.boot != r.id.BootID:\n", with: "	case false:\n",
+		},
+		{
+			name: "a-follower-is-not-cut", file: followerFile,
+			old:  "		do = change{kind: truncate, to: min(end, a.End)}\n",
+			with: "		do = change{kind: truncate, to: max(c.own.written, min(end, a.End))}\n",
+		},
+		{
+			name: "suspect-copies-stay-electable", file: "controller/state/brokers.go",
+			old: "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", with: "",
+		},
+		{
+			name: "unsettled-leaders-answer", file: coreFile,
+			old: "return c.role == leading && c.hw >= c.leso }", with: "return c.role == leading }",
+		},
+		{
+			name: "elections-from-all-replicas", file: "controller/state/settle.go",
+			old: "return i.electable(id) && slices.Contains(p.ELR, id) }", with: "return i.electable(id) }",
+		},
+	}
+}
+
+// The simulation bites: each protection that is taken out makes it fail. It
+// takes minutes; RUNNEL_SIM_MUTATIONS=all runs it, or a part of a name.
+func TestMutations(t *testing.T) {
+	which := os.Getenv("RUNNEL_SIM_MUTATIONS")
+	if which == "" {
+		t.Skip("RUNNEL_SIM_MUTATIONS is not set")
+	}
+	for _, m := range mutations() {
+		t.Run(m.name, func(t *testing.T) {
+			if which != "all" && !strings.Contains(m.name, which) {
+				t.Skip("not asked for")
+			}
+			m.test(t)
+		})
+	}
+}
+
+var violation = regexp.MustCompile(`(?m)^ +sim_test\.go:\d+: .*$`)
+
+func (m mutation) test(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(root, filepath.FromSlash(m.file))
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(source), m.old); n != 1 {
+		t.Fatalf("%s holds %d of what is to be replaced: the mutation is out of date", m.file, n)
+	}
+	dir := t.TempDir()
+	mutant, overlay, binary := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	replaced, err := json.Marshal(map[string]map[string]string{"Replace": {path: mutant}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{mutant: []byte(strings.Replace(string(source), m.old, m.with, 1)), overlay: replaced} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("the mutant does not build: %v\n%s", err, out)
+	}
+	n := m.seeds
+	if n == "" {
+		n = mutationSeeds
+	}
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^Test(Clusters|Case.*)$", "-test.failfast", "-test.v")
+	cmd.Env = append(os.Environ(), "RUNNEL_SOAK_SEEDS="+n, "RUNNEL_SIM_MUTATIONS=")
+	out, err := cmd.CombinedOutput()
+	if _, failed := errors.AsType[*exec.ExitError](err); !failed {
+		t.Fatalf("%s runs did not notice: %v", n, err)
+	}
+	var found []string
+	for _, line := range violation.FindAllString(string(out), -1) {
+		if !strings.Contains(line, "records sent") {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	t.Logf("after %d runs: %s", strings.Count(string(out), "=== RUN"), strings.Join(found[:min(len(found), 3)], "\n"))
+	if len(found) == 0 {
+		t.Errorf("it failed otherwise:\n%s", out[max(0, len(out)-4000):])
+	}
+}
