@@ -94,6 +94,9 @@ type SessionRequest struct {
 	//	*SessionRequest_Recovery
 	//	*SessionRequest_Removed
 	//	*SessionRequest_ShuttingDown
+	//	*SessionRequest_Proposals
+	//	*SessionRequest_Leadership
+	//	*SessionRequest_Released
 	Event         isSessionRequest_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -181,6 +184,33 @@ func (x *SessionRequest) GetShuttingDown() *ShuttingDown {
 	return nil
 }
 
+func (x *SessionRequest) GetProposals() *IsrProposals {
+	if x != nil {
+		if x, ok := x.Event.(*SessionRequest_Proposals); ok {
+			return x.Proposals
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetLeadership() *LeadershipRequest {
+	if x != nil {
+		if x, ok := x.Event.(*SessionRequest_Leadership); ok {
+			return x.Leadership
+		}
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetReleased() *Released {
+	if x != nil {
+		if x, ok := x.Event.(*SessionRequest_Released); ok {
+			return x.Released
+		}
+	}
+	return nil
+}
+
 type isSessionRequest_Event interface {
 	isSessionRequest_Event()
 }
@@ -211,6 +241,21 @@ type SessionRequest_ShuttingDown struct {
 	ShuttingDown *ShuttingDown `protobuf:"bytes,5,opt,name=shutting_down,json=shuttingDown,proto3,oneof"`
 }
 
+type SessionRequest_Proposals struct {
+	// Other in-sync replicas, please. The delta that moves the partition epoch is the answer.
+	Proposals *IsrProposals `protobuf:"bytes,6,opt,name=proposals,proto3,oneof"`
+}
+
+type SessionRequest_Leadership struct {
+	// Another leader, please.
+	Leadership *LeadershipRequest `protobuf:"bytes,7,opt,name=leadership,proto3,oneof"`
+}
+
+type SessionRequest_Released struct {
+	// Answers a hand-over.
+	Released *Released `protobuf:"bytes,8,opt,name=released,proto3,oneof"`
+}
+
 func (*SessionRequest_Register) isSessionRequest_Event() {}
 
 func (*SessionRequest_Heartbeat) isSessionRequest_Event() {}
@@ -220,6 +265,12 @@ func (*SessionRequest_Recovery) isSessionRequest_Event() {}
 func (*SessionRequest_Removed) isSessionRequest_Event() {}
 
 func (*SessionRequest_ShuttingDown) isSessionRequest_Event() {}
+
+func (*SessionRequest_Proposals) isSessionRequest_Event() {}
+
+func (*SessionRequest_Leadership) isSessionRequest_Event() {}
+
+func (*SessionRequest_Released) isSessionRequest_Event() {}
 
 // From the controller. Any message is a sign of life.
 type SessionResponse struct {
@@ -235,6 +286,8 @@ type SessionResponse struct {
 	//	*SessionResponse_Snapshot
 	//	*SessionResponse_Delta
 	//	*SessionResponse_MayDrain
+	//	*SessionResponse_Rejections
+	//	*SessionResponse_HandOver
 	Event         isSessionResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -329,6 +382,24 @@ func (x *SessionResponse) GetMayDrain() *MayDrain {
 	return nil
 }
 
+func (x *SessionResponse) GetRejections() *IsrRejections {
+	if x != nil {
+		if x, ok := x.Event.(*SessionResponse_Rejections); ok {
+			return x.Rejections
+		}
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetHandOver() *HandOver {
+	if x != nil {
+		if x, ok := x.Event.(*SessionResponse_HandOver); ok {
+			return x.HandOver
+		}
+	}
+	return nil
+}
+
 type isSessionResponse_Event interface {
 	isSessionResponse_Event()
 }
@@ -358,6 +429,16 @@ type SessionResponse_MayDrain struct {
 	MayDrain *MayDrain `protobuf:"bytes,6,opt,name=may_drain,json=mayDrain,proto3,oneof"`
 }
 
+type SessionResponse_Rejections struct {
+	// Proposals that were certainly not carried out. No answer means nothing.
+	Rejections *IsrRejections `protobuf:"bytes,7,opt,name=rejections,proto3,oneof"`
+}
+
+type SessionResponse_HandOver struct {
+	// Prepare to give a leadership away.
+	HandOver *HandOver `protobuf:"bytes,8,opt,name=hand_over,json=handOver,proto3,oneof"`
+}
+
 func (*SessionResponse_Registered) isSessionResponse_Event() {}
 
 func (*SessionResponse_Heartbeat) isSessionResponse_Event() {}
@@ -367,6 +448,10 @@ func (*SessionResponse_Snapshot) isSessionResponse_Event() {}
 func (*SessionResponse_Delta) isSessionResponse_Event() {}
 
 func (*SessionResponse_MayDrain) isSessionResponse_Event() {}
+
+func (*SessionResponse_Rejections) isSessionResponse_Event() {}
+
+func (*SessionResponse_HandOver) isSessionResponse_Event() {}
 
 // Who the broker is.
 type Register struct {
@@ -1148,6 +1233,545 @@ func (*MayDrain) Descriptor() ([]byte, []int) {
 	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{13}
 }
 
+// Proposals of in-sync replicas.
+type IsrProposals struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each.
+	Proposals     []*IsrProposal `protobuf:"bytes,1,rep,name=proposals,proto3" json:"proposals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IsrProposals) Reset() {
+	*x = IsrProposals{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IsrProposals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IsrProposals) ProtoMessage() {}
+
+func (x *IsrProposals) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IsrProposals.ProtoReflect.Descriptor instead.
+func (*IsrProposals) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *IsrProposals) GetProposals() []*IsrProposal {
+	if x != nil {
+		return x.Proposals
+	}
+	return nil
+}
+
+// Proposes the in-sync replicas of one partition.
+type IsrProposal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The proposer's leader epoch.
+	LeaderEpoch int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	// The partition epoch it starts from.
+	PartitionEpoch int64 `protobuf:"varint,4,opt,name=partition_epoch,json=partitionEpoch,proto3" json:"partition_epoch,omitempty"`
+	// All of them, the leader included.
+	Isr []*IsrMember `protobuf:"bytes,5,rep,name=isr,proto3" json:"isr,omitempty"`
+	// Never used again in this incarnation.
+	Number        uint64 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IsrProposal) Reset() {
+	*x = IsrProposal{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IsrProposal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IsrProposal) ProtoMessage() {}
+
+func (x *IsrProposal) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IsrProposal.ProtoReflect.Descriptor instead.
+func (*IsrProposal) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *IsrProposal) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *IsrProposal) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *IsrProposal) GetLeaderEpoch() int64 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *IsrProposal) GetPartitionEpoch() int64 {
+	if x != nil {
+		return x.PartitionEpoch
+	}
+	return 0
+}
+
+func (x *IsrProposal) GetIsr() []*IsrMember {
+	if x != nil {
+		return x.Isr
+	}
+	return nil
+}
+
+func (x *IsrProposal) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+// One proposed member.
+type IsrMember struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	BrokerId int32 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// The registration under which it caught up; checked again by the controller.
+	BrokerEpoch   int64 `protobuf:"varint,2,opt,name=broker_epoch,json=brokerEpoch,proto3" json:"broker_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IsrMember) Reset() {
+	*x = IsrMember{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IsrMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IsrMember) ProtoMessage() {}
+
+func (x *IsrMember) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IsrMember.ProtoReflect.Descriptor instead.
+func (*IsrMember) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *IsrMember) GetBrokerId() int32 {
+	if x != nil {
+		return x.BrokerId
+	}
+	return 0
+}
+
+func (x *IsrMember) GetBrokerEpoch() int64 {
+	if x != nil {
+		return x.BrokerEpoch
+	}
+	return 0
+}
+
+// Proposals refused.
+type IsrRejections struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each.
+	Rejections    []*IsrRejection `protobuf:"bytes,1,rep,name=rejections,proto3" json:"rejections,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IsrRejections) Reset() {
+	*x = IsrRejections{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IsrRejections) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IsrRejections) ProtoMessage() {}
+
+func (x *IsrRejections) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IsrRejections.ProtoReflect.Descriptor instead.
+func (*IsrRejections) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *IsrRejections) GetRejections() []*IsrRejection {
+	if x != nil {
+		return x.Rejections
+	}
+	return nil
+}
+
+// A definite no.
+type IsrRejection struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Of the proposal.
+	Number uint64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	// For people.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The partition epoch that stands.
+	PartitionEpoch int64 `protobuf:"varint,5,opt,name=partition_epoch,json=partitionEpoch,proto3" json:"partition_epoch,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *IsrRejection) Reset() {
+	*x = IsrRejection{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IsrRejection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IsrRejection) ProtoMessage() {}
+
+func (x *IsrRejection) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IsrRejection.ProtoReflect.Descriptor instead.
+func (*IsrRejection) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *IsrRejection) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *IsrRejection) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *IsrRejection) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *IsrRejection) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *IsrRejection) GetPartitionEpoch() int64 {
+	if x != nil {
+		return x.PartitionEpoch
+	}
+	return 0
+}
+
+// Asks for another leader of one partition.
+type LeadershipRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The asker's leader epoch.
+	LeaderEpoch int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	// For people: stalled, corrupt, disk.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeadershipRequest) Reset() {
+	*x = LeadershipRequest{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeadershipRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeadershipRequest) ProtoMessage() {}
+
+func (x *LeadershipRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeadershipRequest.ProtoReflect.Descriptor instead.
+func (*LeadershipRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LeadershipRequest) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *LeadershipRequest) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *LeadershipRequest) GetLeaderEpoch() int64 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *LeadershipRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Asks a leader to stop appending, answer all it has parked, and release.
+type HandOver struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The leader's epoch.
+	LeaderEpoch int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	// Who shall lead.
+	To            int32 `protobuf:"varint,4,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOver) Reset() {
+	*x = HandOver{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOver) ProtoMessage() {}
+
+func (x *HandOver) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOver.ProtoReflect.Descriptor instead.
+func (*HandOver) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *HandOver) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *HandOver) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *HandOver) GetLeaderEpoch() int64 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *HandOver) GetTo() int32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+// Answers a hand-over.
+type Released struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The leader's epoch.
+	LeaderEpoch int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	// False: the high watermark did not reach the end in time, and the leader goes on.
+	Released      bool `protobuf:"varint,4,opt,name=released,proto3" json:"released,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Released) Reset() {
+	*x = Released{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Released) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Released) ProtoMessage() {}
+
+func (x *Released) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Released.ProtoReflect.Descriptor instead.
+func (*Released) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Released) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *Released) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *Released) GetLeaderEpoch() int64 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *Released) GetReleased() bool {
+	if x != nil {
+		return x.Released
+	}
+	return false
+}
+
 // See runnel.v1.
 type CreateTopicsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1161,7 +1785,7 @@ type CreateTopicsRequest struct {
 
 func (x *CreateTopicsRequest) Reset() {
 	*x = CreateTopicsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1797,7 @@ func (x *CreateTopicsRequest) String() string {
 func (*CreateTopicsRequest) ProtoMessage() {}
 
 func (x *CreateTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1810,7 @@ func (x *CreateTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicsRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{14}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateTopicsRequest) GetRequest() *v1.CreateTopicsRequest {
@@ -1214,7 +1838,7 @@ type CreateTopicsResponse struct {
 
 func (x *CreateTopicsResponse) Reset() {
 	*x = CreateTopicsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1850,7 @@ func (x *CreateTopicsResponse) String() string {
 func (*CreateTopicsResponse) ProtoMessage() {}
 
 func (x *CreateTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1863,7 @@ func (x *CreateTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicsResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{15}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateTopicsResponse) GetResponse() *v1.CreateTopicsResponse {
@@ -1262,7 +1886,7 @@ type DeleteTopicsRequest struct {
 
 func (x *DeleteTopicsRequest) Reset() {
 	*x = DeleteTopicsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1898,7 @@ func (x *DeleteTopicsRequest) String() string {
 func (*DeleteTopicsRequest) ProtoMessage() {}
 
 func (x *DeleteTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1911,7 @@ func (x *DeleteTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicsRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{16}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteTopicsRequest) GetRequest() *v1.DeleteTopicsRequest {
@@ -1315,7 +1939,7 @@ type DeleteTopicsResponse struct {
 
 func (x *DeleteTopicsResponse) Reset() {
 	*x = DeleteTopicsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1327,7 +1951,7 @@ func (x *DeleteTopicsResponse) String() string {
 func (*DeleteTopicsResponse) ProtoMessage() {}
 
 func (x *DeleteTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1340,7 +1964,7 @@ func (x *DeleteTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicsResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{17}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteTopicsResponse) GetResponse() *v1.DeleteTopicsResponse {
@@ -1363,7 +1987,7 @@ type AlterTopicConfigsRequest struct {
 
 func (x *AlterTopicConfigsRequest) Reset() {
 	*x = AlterTopicConfigsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1999,7 @@ func (x *AlterTopicConfigsRequest) String() string {
 func (*AlterTopicConfigsRequest) ProtoMessage() {}
 
 func (x *AlterTopicConfigsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +2012,7 @@ func (x *AlterTopicConfigsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicConfigsRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicConfigsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{18}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AlterTopicConfigsRequest) GetRequest() *v1.AlterTopicConfigsRequest {
@@ -1416,7 +2040,7 @@ type AlterTopicConfigsResponse struct {
 
 func (x *AlterTopicConfigsResponse) Reset() {
 	*x = AlterTopicConfigsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +2052,7 @@ func (x *AlterTopicConfigsResponse) String() string {
 func (*AlterTopicConfigsResponse) ProtoMessage() {}
 
 func (x *AlterTopicConfigsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +2065,7 @@ func (x *AlterTopicConfigsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicConfigsResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicConfigsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{19}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AlterTopicConfigsResponse) GetResponse() *v1.AlterTopicConfigsResponse {
@@ -1464,7 +2088,7 @@ type AddPartitionsRequest struct {
 
 func (x *AddPartitionsRequest) Reset() {
 	*x = AddPartitionsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +2100,7 @@ func (x *AddPartitionsRequest) String() string {
 func (*AddPartitionsRequest) ProtoMessage() {}
 
 func (x *AddPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +2113,7 @@ func (x *AddPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*AddPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{20}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AddPartitionsRequest) GetRequest() *v1.AddPartitionsRequest {
@@ -1517,7 +2141,7 @@ type AddPartitionsResponse struct {
 
 func (x *AddPartitionsResponse) Reset() {
 	*x = AddPartitionsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +2153,7 @@ func (x *AddPartitionsResponse) String() string {
 func (*AddPartitionsResponse) ProtoMessage() {}
 
 func (x *AddPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +2166,7 @@ func (x *AddPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*AddPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{21}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AddPartitionsResponse) GetResponse() *v1.AddPartitionsResponse {
@@ -1556,14 +2180,19 @@ var File_runnel_controller_v1_controller_service_proto protoreflect.FileDescript
 
 const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\n" +
-	"-runnel/controller/v1/controller_service.proto\x12\x14runnel.controller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#runnel/controller/v1/metadata.proto\x1a\x1drunnel/v1/admin_service.proto\"\xee\x02\n" +
+	"-runnel/controller/v1/controller_service.proto\x12\x14runnel.controller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#runnel/controller/v1/metadata.proto\x1a\x1drunnel/v1/admin_service.proto\"\xbb\x04\n" +
 	"\x0eSessionRequest\x12<\n" +
 	"\bregister\x18\x01 \x01(\v2\x1e.runnel.controller.v1.RegisterH\x00R\bregister\x12E\n" +
 	"\theartbeat\x18\x02 \x01(\v2%.runnel.controller.v1.BrokerHeartbeatH\x00R\theartbeat\x12B\n" +
 	"\brecovery\x18\x03 \x01(\v2$.runnel.controller.v1.RecoveryReportH\x00R\brecovery\x12?\n" +
 	"\aremoved\x18\x04 \x01(\v2#.runnel.controller.v1.TopicsRemovedH\x00R\aremoved\x12I\n" +
-	"\rshutting_down\x18\x05 \x01(\v2\".runnel.controller.v1.ShuttingDownH\x00R\fshuttingDownB\a\n" +
-	"\x05event\"\x96\x03\n" +
+	"\rshutting_down\x18\x05 \x01(\v2\".runnel.controller.v1.ShuttingDownH\x00R\fshuttingDown\x12B\n" +
+	"\tproposals\x18\x06 \x01(\v2\".runnel.controller.v1.IsrProposalsH\x00R\tproposals\x12I\n" +
+	"\n" +
+	"leadership\x18\a \x01(\v2'.runnel.controller.v1.LeadershipRequestH\x00R\n" +
+	"leadership\x12<\n" +
+	"\breleased\x18\b \x01(\v2\x1e.runnel.controller.v1.ReleasedH\x00R\breleasedB\a\n" +
+	"\x05event\"\x9c\x04\n" +
 	"\x0fSessionResponse\x12)\n" +
 	"\x10controller_epoch\x18\x01 \x01(\x03R\x0fcontrollerEpoch\x12B\n" +
 	"\n" +
@@ -1572,7 +2201,11 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\theartbeat\x18\x03 \x01(\v2).runnel.controller.v1.ControllerHeartbeatH\x00R\theartbeat\x12D\n" +
 	"\bsnapshot\x18\x04 \x01(\v2&.runnel.controller.v1.MetadataSnapshotH\x00R\bsnapshot\x12;\n" +
 	"\x05delta\x18\x05 \x01(\v2#.runnel.controller.v1.MetadataDeltaH\x00R\x05delta\x12=\n" +
-	"\tmay_drain\x18\x06 \x01(\v2\x1e.runnel.controller.v1.MayDrainH\x00R\bmayDrainB\a\n" +
+	"\tmay_drain\x18\x06 \x01(\v2\x1e.runnel.controller.v1.MayDrainH\x00R\bmayDrain\x12E\n" +
+	"\n" +
+	"rejections\x18\a \x01(\v2#.runnel.controller.v1.IsrRejectionsH\x00R\n" +
+	"rejections\x12=\n" +
+	"\thand_over\x18\b \x01(\v2\x1e.runnel.controller.v1.HandOverH\x00R\bhandOverB\a\n" +
 	"\x05event\"\x9f\x01\n" +
 	"\bRegister\x12:\n" +
 	"\x06broker\x18\x01 \x01(\v2\".runnel.controller.v1.BrokerRecordR\x06broker\x12\x1d\n" +
@@ -1623,7 +2256,44 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\ttopic_ids\x18\x01 \x03(\tR\btopicIds\"\x0e\n" +
 	"\fShuttingDown\"\n" +
 	"\n" +
-	"\bMayDrain\"m\n" +
+	"\bMayDrain\"O\n" +
+	"\fIsrProposals\x12?\n" +
+	"\tproposals\x18\x01 \x03(\v2!.runnel.controller.v1.IsrProposalR\tproposals\"\xdd\x01\n" +
+	"\vIsrProposal\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
+	"\fleader_epoch\x18\x03 \x01(\x03R\vleaderEpoch\x12'\n" +
+	"\x0fpartition_epoch\x18\x04 \x01(\x03R\x0epartitionEpoch\x121\n" +
+	"\x03isr\x18\x05 \x03(\v2\x1f.runnel.controller.v1.IsrMemberR\x03isr\x12\x16\n" +
+	"\x06number\x18\x06 \x01(\x04R\x06number\"K\n" +
+	"\tIsrMember\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12!\n" +
+	"\fbroker_epoch\x18\x02 \x01(\x03R\vbrokerEpoch\"S\n" +
+	"\rIsrRejections\x12B\n" +
+	"\n" +
+	"rejections\x18\x01 \x03(\v2\".runnel.controller.v1.IsrRejectionR\n" +
+	"rejections\"\xa0\x01\n" +
+	"\fIsrRejection\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12'\n" +
+	"\x0fpartition_epoch\x18\x05 \x01(\x03R\x0epartitionEpoch\"\x87\x01\n" +
+	"\x11LeadershipRequest\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
+	"\fleader_epoch\x18\x03 \x01(\x03R\vleaderEpoch\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"v\n" +
+	"\bHandOver\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
+	"\fleader_epoch\x18\x03 \x01(\x03R\vleaderEpoch\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\x05R\x02to\"\x82\x01\n" +
+	"\bReleased\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
+	"\fleader_epoch\x18\x03 \x01(\x03R\vleaderEpoch\x12\x1a\n" +
+	"\breleased\x18\x04 \x01(\bR\breleased\"m\n" +
 	"\x13CreateTopicsRequest\x128\n" +
 	"\arequest\x18\x01 \x01(\v2\x1e.runnel.v1.CreateTopicsRequestR\arequest\x12\x1c\n" +
 	"\tprincipal\x18\x02 \x01(\tR\tprincipal\"S\n" +
@@ -1669,7 +2339,7 @@ func file_runnel_controller_v1_controller_service_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_controller_v1_controller_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(ReplicaShape)(0),                    // 0: runnel.controller.v1.ReplicaShape
 	(*SessionRequest)(nil),               // 1: runnel.controller.v1.SessionRequest
@@ -1686,26 +2356,34 @@ var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(*TopicsRemoved)(nil),                // 12: runnel.controller.v1.TopicsRemoved
 	(*ShuttingDown)(nil),                 // 13: runnel.controller.v1.ShuttingDown
 	(*MayDrain)(nil),                     // 14: runnel.controller.v1.MayDrain
-	(*CreateTopicsRequest)(nil),          // 15: runnel.controller.v1.CreateTopicsRequest
-	(*CreateTopicsResponse)(nil),         // 16: runnel.controller.v1.CreateTopicsResponse
-	(*DeleteTopicsRequest)(nil),          // 17: runnel.controller.v1.DeleteTopicsRequest
-	(*DeleteTopicsResponse)(nil),         // 18: runnel.controller.v1.DeleteTopicsResponse
-	(*AlterTopicConfigsRequest)(nil),     // 19: runnel.controller.v1.AlterTopicConfigsRequest
-	(*AlterTopicConfigsResponse)(nil),    // 20: runnel.controller.v1.AlterTopicConfigsResponse
-	(*AddPartitionsRequest)(nil),         // 21: runnel.controller.v1.AddPartitionsRequest
-	(*AddPartitionsResponse)(nil),        // 22: runnel.controller.v1.AddPartitionsResponse
-	(*BrokerRecord)(nil),                 // 23: runnel.controller.v1.BrokerRecord
-	(*durationpb.Duration)(nil),          // 24: google.protobuf.Duration
-	(*TopicRecord)(nil),                  // 25: runnel.controller.v1.TopicRecord
-	(*PartitionRecord)(nil),              // 26: runnel.controller.v1.PartitionRecord
-	(*v1.CreateTopicsRequest)(nil),       // 27: runnel.v1.CreateTopicsRequest
-	(*v1.CreateTopicsResponse)(nil),      // 28: runnel.v1.CreateTopicsResponse
-	(*v1.DeleteTopicsRequest)(nil),       // 29: runnel.v1.DeleteTopicsRequest
-	(*v1.DeleteTopicsResponse)(nil),      // 30: runnel.v1.DeleteTopicsResponse
-	(*v1.AlterTopicConfigsRequest)(nil),  // 31: runnel.v1.AlterTopicConfigsRequest
-	(*v1.AlterTopicConfigsResponse)(nil), // 32: runnel.v1.AlterTopicConfigsResponse
-	(*v1.AddPartitionsRequest)(nil),      // 33: runnel.v1.AddPartitionsRequest
-	(*v1.AddPartitionsResponse)(nil),     // 34: runnel.v1.AddPartitionsResponse
+	(*IsrProposals)(nil),                 // 15: runnel.controller.v1.IsrProposals
+	(*IsrProposal)(nil),                  // 16: runnel.controller.v1.IsrProposal
+	(*IsrMember)(nil),                    // 17: runnel.controller.v1.IsrMember
+	(*IsrRejections)(nil),                // 18: runnel.controller.v1.IsrRejections
+	(*IsrRejection)(nil),                 // 19: runnel.controller.v1.IsrRejection
+	(*LeadershipRequest)(nil),            // 20: runnel.controller.v1.LeadershipRequest
+	(*HandOver)(nil),                     // 21: runnel.controller.v1.HandOver
+	(*Released)(nil),                     // 22: runnel.controller.v1.Released
+	(*CreateTopicsRequest)(nil),          // 23: runnel.controller.v1.CreateTopicsRequest
+	(*CreateTopicsResponse)(nil),         // 24: runnel.controller.v1.CreateTopicsResponse
+	(*DeleteTopicsRequest)(nil),          // 25: runnel.controller.v1.DeleteTopicsRequest
+	(*DeleteTopicsResponse)(nil),         // 26: runnel.controller.v1.DeleteTopicsResponse
+	(*AlterTopicConfigsRequest)(nil),     // 27: runnel.controller.v1.AlterTopicConfigsRequest
+	(*AlterTopicConfigsResponse)(nil),    // 28: runnel.controller.v1.AlterTopicConfigsResponse
+	(*AddPartitionsRequest)(nil),         // 29: runnel.controller.v1.AddPartitionsRequest
+	(*AddPartitionsResponse)(nil),        // 30: runnel.controller.v1.AddPartitionsResponse
+	(*BrokerRecord)(nil),                 // 31: runnel.controller.v1.BrokerRecord
+	(*durationpb.Duration)(nil),          // 32: google.protobuf.Duration
+	(*TopicRecord)(nil),                  // 33: runnel.controller.v1.TopicRecord
+	(*PartitionRecord)(nil),              // 34: runnel.controller.v1.PartitionRecord
+	(*v1.CreateTopicsRequest)(nil),       // 35: runnel.v1.CreateTopicsRequest
+	(*v1.CreateTopicsResponse)(nil),      // 36: runnel.v1.CreateTopicsResponse
+	(*v1.DeleteTopicsRequest)(nil),       // 37: runnel.v1.DeleteTopicsRequest
+	(*v1.DeleteTopicsResponse)(nil),      // 38: runnel.v1.DeleteTopicsResponse
+	(*v1.AlterTopicConfigsRequest)(nil),  // 39: runnel.v1.AlterTopicConfigsRequest
+	(*v1.AlterTopicConfigsResponse)(nil), // 40: runnel.v1.AlterTopicConfigsResponse
+	(*v1.AddPartitionsRequest)(nil),      // 41: runnel.v1.AddPartitionsRequest
+	(*v1.AddPartitionsResponse)(nil),     // 42: runnel.v1.AddPartitionsResponse
 }
 var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	3,  // 0: runnel.controller.v1.SessionRequest.register:type_name -> runnel.controller.v1.Register
@@ -1713,43 +2391,51 @@ var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	7,  // 2: runnel.controller.v1.SessionRequest.recovery:type_name -> runnel.controller.v1.RecoveryReport
 	12, // 3: runnel.controller.v1.SessionRequest.removed:type_name -> runnel.controller.v1.TopicsRemoved
 	13, // 4: runnel.controller.v1.SessionRequest.shutting_down:type_name -> runnel.controller.v1.ShuttingDown
-	4,  // 5: runnel.controller.v1.SessionResponse.registered:type_name -> runnel.controller.v1.Registered
-	6,  // 6: runnel.controller.v1.SessionResponse.heartbeat:type_name -> runnel.controller.v1.ControllerHeartbeat
-	9,  // 7: runnel.controller.v1.SessionResponse.snapshot:type_name -> runnel.controller.v1.MetadataSnapshot
-	10, // 8: runnel.controller.v1.SessionResponse.delta:type_name -> runnel.controller.v1.MetadataDelta
-	14, // 9: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
-	23, // 10: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
-	24, // 11: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
-	8,  // 12: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
-	0,  // 13: runnel.controller.v1.ReplicaReport.shape:type_name -> runnel.controller.v1.ReplicaShape
-	11, // 14: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
-	11, // 15: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
-	23, // 16: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
-	25, // 17: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
-	26, // 18: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
-	27, // 19: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
-	28, // 20: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
-	29, // 21: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
-	30, // 22: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
-	31, // 23: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
-	32, // 24: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
-	33, // 25: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
-	34, // 26: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
-	1,  // 27: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
-	15, // 28: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
-	17, // 29: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
-	19, // 30: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
-	21, // 31: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
-	2,  // 32: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
-	16, // 33: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
-	18, // 34: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
-	20, // 35: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
-	22, // 36: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
-	32, // [32:37] is the sub-list for method output_type
-	27, // [27:32] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	15, // 5: runnel.controller.v1.SessionRequest.proposals:type_name -> runnel.controller.v1.IsrProposals
+	20, // 6: runnel.controller.v1.SessionRequest.leadership:type_name -> runnel.controller.v1.LeadershipRequest
+	22, // 7: runnel.controller.v1.SessionRequest.released:type_name -> runnel.controller.v1.Released
+	4,  // 8: runnel.controller.v1.SessionResponse.registered:type_name -> runnel.controller.v1.Registered
+	6,  // 9: runnel.controller.v1.SessionResponse.heartbeat:type_name -> runnel.controller.v1.ControllerHeartbeat
+	9,  // 10: runnel.controller.v1.SessionResponse.snapshot:type_name -> runnel.controller.v1.MetadataSnapshot
+	10, // 11: runnel.controller.v1.SessionResponse.delta:type_name -> runnel.controller.v1.MetadataDelta
+	14, // 12: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
+	18, // 13: runnel.controller.v1.SessionResponse.rejections:type_name -> runnel.controller.v1.IsrRejections
+	21, // 14: runnel.controller.v1.SessionResponse.hand_over:type_name -> runnel.controller.v1.HandOver
+	31, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
+	32, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
+	8,  // 17: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
+	0,  // 18: runnel.controller.v1.ReplicaReport.shape:type_name -> runnel.controller.v1.ReplicaShape
+	11, // 19: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
+	11, // 20: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
+	31, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
+	33, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
+	34, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
+	16, // 24: runnel.controller.v1.IsrProposals.proposals:type_name -> runnel.controller.v1.IsrProposal
+	17, // 25: runnel.controller.v1.IsrProposal.isr:type_name -> runnel.controller.v1.IsrMember
+	19, // 26: runnel.controller.v1.IsrRejections.rejections:type_name -> runnel.controller.v1.IsrRejection
+	35, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
+	36, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
+	37, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
+	38, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
+	39, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
+	40, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
+	41, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
+	42, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
+	1,  // 35: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
+	23, // 36: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
+	25, // 37: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
+	27, // 38: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
+	29, // 39: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
+	2,  // 40: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
+	24, // 41: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
+	26, // 42: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
+	28, // 43: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
+	30, // 44: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
+	40, // [40:45] is the sub-list for method output_type
+	35, // [35:40] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_runnel_controller_v1_controller_service_proto_init() }
@@ -1764,6 +2450,9 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 		(*SessionRequest_Recovery)(nil),
 		(*SessionRequest_Removed)(nil),
 		(*SessionRequest_ShuttingDown)(nil),
+		(*SessionRequest_Proposals)(nil),
+		(*SessionRequest_Leadership)(nil),
+		(*SessionRequest_Released)(nil),
 	}
 	file_runnel_controller_v1_controller_service_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Registered)(nil),
@@ -1771,6 +2460,8 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 		(*SessionResponse_Snapshot)(nil),
 		(*SessionResponse_Delta)(nil),
 		(*SessionResponse_MayDrain)(nil),
+		(*SessionResponse_Rejections)(nil),
+		(*SessionResponse_HandOver)(nil),
 	}
 	file_runnel_controller_v1_controller_service_proto_msgTypes[10].OneofWrappers = []any{
 		(*MetadataObject_Broker)(nil),
@@ -1784,7 +2475,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_controller_v1_controller_service_proto_rawDesc), len(file_runnel_controller_v1_controller_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
