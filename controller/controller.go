@@ -19,6 +19,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/controller/active"
 	"github.com/runnelmq/runnel/controller/mirror"
+	"github.com/runnelmq/runnel/controller/probe"
 	"github.com/runnelmq/runnel/controller/rpc"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/controller/store"
@@ -36,6 +37,8 @@ type Deps struct {
 	Log zerolog.Logger
 	// Registry takes the metrics, and is what the admin port shows; nil: one of the controller's own.
 	Registry *prometheus.Registry
+	// Dial connects to brokers and other controllers; nil: TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Bootstrap permits making a new cluster where there is none.
 	Bootstrap bool
 	// Dev is for the one process that is controller and broker: it implies Bootstrap, and no broker is ever fenced by time.
@@ -49,6 +52,9 @@ type Controller struct {
 	incarnation uuid.UUID
 	mirror      *mirror.Mirror
 	metrics     *active.Metrics
+	prober      *probe.Prober
+	tls         *tls.Config   // of the port for brokers; nil: plaintext
+	stopped     chan struct{} // closed when stopping is set
 	bound       chan struct{} // closed when addr is set
 	serving     chan struct{} // closed when this controller served as the active one for the first time
 
@@ -76,6 +82,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	}
 	deps.Log = deps.Log.With().Str("component", "controller").Logger()
 	return &Controller{
+		prober: &probe.Prober{Dial: deps.Dial, Secret: string(cfg.Security.ClusterSecret)}, stopped: make(chan struct{}),
 		cfg: cfg, deps: deps, incarnation: uuid.New(), mirror: mirror.New(),
 		metrics: active.NewMetrics(telemetry.Prefixed(deps.Registry)),
 		bound:   make(chan struct{}), serving: make(chan struct{}),
@@ -115,9 +122,20 @@ func (c *Controller) Active() (*active.Active, error) {
 	return nil, other
 }
 
+// Incarnation implements rpc.Office.
+func (c *Controller) Incarnation() uuid.UUID { return c.incarnation }
+
+// Stopping implements rpc.Office.
+func (c *Controller) Stopping() <-chan struct{} { return c.stopped }
+
 // Run opens the metadata store and serves, as the active controller or as a standby, until ctx is done; then it leaves in an
 // orderly way and returns nil. It returns an error when it can't start or go on; then the process should end.
 func (c *Controller) Run(ctx context.Context) (err error) {
+	if sec := c.cfg.Security; sec.CertFile != "" {
+		if c.tls, c.prober.TLS, err = rpcserver.LoadTLS(sec.CertFile, sec.KeyFile, sec.CAFile); err != nil {
+			return fmt.Errorf("security: %w", err)
+		}
+	}
 	lis, admin, err := c.listen(ctx)
 	if err != nil {
 		return err
@@ -147,13 +165,11 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 }
 
 func (c *Controller) run(ctx context.Context, s *store.Store, kv openedKV, lis, admin net.Listener) error {
-	srv, svc, err := c.server()
-	if err != nil {
-		return err
-	}
+	srv, svc := c.server()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Follow(ctx, c.mirror.Apply) })
-	g.Go(func() error { c.compete(ctx, s, kv.sole); return nil })
+	g.Go(func() error { c.compete(ctx, s, kv); return nil })
+	g.Go(func() error { c.attend(ctx, s); return nil })
 	g.Go(func() error { return kv.watch(ctx) })
 	g.Go(func() error {
 		if c.mirror.Until(ctx, listed) == nil {
@@ -163,12 +179,13 @@ func (c *Controller) run(ctx context.Context, s *store.Store, kv openedKV, lis, 
 		c.mu.Lock()
 		c.stopping = true
 		c.mu.Unlock()
+		close(c.stopped)
 		srv.SetReady(false)
 		return nil
 	})
 	g.Go(func() error {
 		defer svc.Wait()
-		return lifecycle.Serve(ctx, srv.Server, lis, c.cfg.Shutdown.Timeout.Std())
+		return lifecycle.Serve(ctx, srv.Server, probe.Listener{Listener: lis}, c.cfg.Shutdown.Timeout.Std())
 	})
 	if admin != nil {
 		g.Go(func() error {
@@ -190,23 +207,16 @@ func (c *Controller) readiness() error {
 	return nil
 }
 
-func (c *Controller) server() (*rpcserver.Server, *rpc.Service, error) {
-	var secured *tls.Config
-	if sec := c.cfg.Security; sec.CertFile != "" {
-		var err error
-		if secured, _, err = rpcserver.LoadTLS(sec.CertFile, sec.KeyFile, sec.CAFile); err != nil {
-			return nil, nil, fmt.Errorf("security: %w", err)
-		}
-	}
+func (c *Controller) server() (*rpcserver.Server, *rpc.Service) {
 	srv := rpcserver.New(rpcserver.Options{
-		Port: rpcserver.InternalPort, Rules: rpc.Rules(), Log: c.deps.Log, TLS: secured, Secret: string(c.cfg.Security.ClusterSecret),
+		Port: rpcserver.InternalPort, Rules: rpc.Rules(), Log: c.deps.Log, TLS: c.tls, Secret: string(c.cfg.Security.ClusterSecret),
 		// In one process with a broker, the broker's server has the plain names.
 		Metrics: prometheus.WrapRegistererWithPrefix("controller_", telemetry.Prefixed(c.deps.Registry)),
 	})
 	svc := rpc.New(rpc.Config{SessionTimeout: c.cfg.Cluster.SessionTimeout.Std()}, c)
 	controllerv1.RegisterControllerServiceServer(srv.Server, svc)
 	srv.Recovering()
-	return srv, svc, nil
+	return srv, svc
 }
 
 func (c *Controller) listen(ctx context.Context) (lis, admin net.Listener, err error) {
@@ -241,16 +251,19 @@ type openedKV struct {
 	close func() error
 	// watch waits for the store to fail, or for ctx.
 	watch func(ctx context.Context) error
-	// sole is true when no other controller can use the store: whoever is written there as active is dead.
-	sole bool
+	// sole is whether no other controller can use the store: whoever is written there as active is dead.
+	sole func() bool
+	// yield moves the leadership of etcd from this process to another, if it has it; nil where that makes no sense.
+	yield func() error
 }
 
 func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 	idle := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	shared := func() bool { return false }
 	e := c.cfg.Etcd
 	switch {
 	case c.deps.KV != nil:
-		return openedKV{KV: c.deps.KV, close: func() error { return nil }, watch: idle}, nil
+		return openedKV{KV: c.deps.KV, close: func() error { return nil }, watch: idle, sole: shared}, nil
 	case len(e.Endpoints) > 0:
 		ext := store.External{Endpoints: e.Endpoints, Username: e.Username, Password: string(e.Password)}
 		if e.CAFile != "" {
@@ -263,7 +276,7 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 		if err != nil {
 			return openedKV{}, err
 		}
-		return openedKV{KV: kv, close: kv.Close, watch: idle}, nil
+		return openedKV{KV: kv, close: kv.Close, watch: idle, sole: shared}, nil
 	}
 	m, err := store.OpenMember(ctx, store.Embedded{
 		Dir: filepath.Join(c.cfg.DataDir, "etcd"), Client: e.Client, Peer: e.Peer, Bootstrap: c.deps.Bootstrap || c.deps.Dev,
@@ -282,15 +295,21 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 			return errors.New("the embedded etcd stopped by itself; its log says why")
 		}
 	}
-	return openedKV{KV: m, close: m.Close, watch: watch, sole: true}, nil
+	return openedKV{KV: m, close: m.Close, watch: watch, sole: m.Sole, yield: m.Yield}, nil
 }
 
+// Times of elections.
+const (
+	betweenElections = 100 * time.Millisecond
+	yieldPeriod      = 2 * time.Second // between looks whether this process leads etcd, too
+)
+
 // compete becomes the active controller whenever there is none, until ctx is done.
-func (c *Controller) compete(ctx context.Context, s *store.Store, sole bool) {
+func (c *Controller) compete(ctx context.Context, s *store.Store, kv openedKV) {
 	if c.mirror.Until(ctx, listed) != nil {
 		return
 	}
-	c.deposePredecessor(ctx, s, sole)
+	c.deposePredecessor(ctx, s, kv.sole())
 	for ctx.Err() == nil {
 		var counters *state.Counters
 		vacant := func(i *state.Image) bool { counters = i.Counters(); return i.Controller() == nil }
@@ -302,10 +321,11 @@ func (c *Controller) compete(ctx context.Context, s *store.Store, sole bool) {
 		if err != nil && ctx.Err() == nil {
 			c.deps.Log.Warn().Err(err).Msg("election failed; trying again")
 		}
-		if won {
-			c.rule(ctx, s, t)
+		pause := betweenElections
+		if won && errors.Is(c.rule(ctx, s, kv, t), active.ErrAlone) {
+			pause = c.cfg.Cluster.ElectionTimeout.Std() // others first
 		}
-		lifecycle.Wait(ctx, 100*time.Millisecond)
+		lifecycle.Wait(ctx, pause)
 	}
 }
 
@@ -328,24 +348,42 @@ func (c *Controller) deposePredecessor(ctx context.Context, s *store.Store, sole
 	}
 }
 
-// rule is one tenure, from the election to its end.
-func (c *Controller) rule(ctx context.Context, s *store.Store, t store.Tenure) {
+// rule is one tenure, from the election to its end. It returns why it ended.
+func (c *Controller) rule(ctx context.Context, s *store.Store, kv openedKV, t store.Tenure) error {
 	act := active.New(active.Config{
 		Defaults: c.cfg.Topics.defaults(), RecoveryWait: c.cfg.Cluster.RecoveryWait.Std(),
 		SessionTimeout: c.cfg.Cluster.SessionTimeout.Std(), Dev: c.deps.Dev,
+		Probe: c.cfg.Cluster.Probe, FastFencing: c.cfg.Cluster.FastFencing, Sole: kv.sole,
 		PreferredAfter: c.cfg.Cluster.PreferredDelay.Std(),
-	}, active.Deps{Store: s, Mirror: c.mirror, Metrics: c.metrics, Log: c.deps.Log}, t)
+	}, active.Deps{Store: s, Mirror: c.mirror, Metrics: c.metrics, Prober: c.prober, Log: c.deps.Log}, t)
 	c.setTenure(act)
 	c.deps.Log.Info().Int64("controller_epoch", t.Epoch).Msg("this controller is the active one")
 	g, tctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Hold(tctx, t) })
 	g.Go(func() error { return act.Run(tctx) })
+	g.Go(func() error { c.yieldLead(tctx, kv); return nil })
 	err := g.Wait()
 	c.setTenure(nil)
 	c.deps.Log.Info().Int64("controller_epoch", t.Epoch).AnErr("cause", err).Msg("this controller is not the active one any more")
 	if err := s.Resign(context.WithoutCancel(ctx), t); err != nil {
 		c.deps.Log.Warn().Err(err).Msg("the tenure could not be resigned; the next one begins when it times out")
 	}
+	return err
+}
+
+// yieldLead moves the leadership of etcd to another member while this controller is the active one: the end of this process then
+// costs one election, not two in turn.
+func (c *Controller) yieldLead(ctx context.Context, kv openedKV) {
+	if kv.yield == nil {
+		return
+	}
+	yield := func() {
+		if err := kv.yield(); err != nil && ctx.Err() == nil {
+			c.deps.Log.Debug().Err(err).Msg("the leadership of etcd could not be moved to another member")
+		}
+	}
+	yield()
+	lifecycle.Every(ctx, yieldPeriod, func(time.Time) { yield() })
 }
 
 func (c *Controller) setTenure(act *active.Active) {

@@ -15,10 +15,14 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/runnelmq/runnel/controller/mirror"
+	"github.com/runnelmq/runnel/controller/probe"
 	"github.com/runnelmq/runnel/controller/sessions"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/controller/store"
 )
+
+// ErrAlone ends the tenure of a controller that hears no broker: another one may.
+var ErrAlone = errors.New("no broker is heard by this controller")
 
 // ErrEnded is returned for what this controller did not begin, because its time as the active one was over.
 var ErrEnded = errors.New("this controller is not the active one any more")
@@ -39,6 +43,12 @@ type Config struct {
 	SessionTimeout time.Duration
 	// PreferredAfter is how long a partition must have been whole and unchanged before its preferred leader gets it back.
 	PreferredAfter time.Duration
+	// Probe is whether a broker must be reached at its internal address before it is in service.
+	Probe bool
+	// FastFencing is whether a broker whose process has certainly ended is fenced before its time is up.
+	FastFencing bool
+	// Sole is whether there is no other controller to leave the brokers to.
+	Sole func() bool
 	// Dev is true for the one process that is controller and broker: nothing is ever fenced by time.
 	Dev bool
 }
@@ -48,6 +58,7 @@ type Deps struct {
 	Store   *store.Store
 	Mirror  *mirror.Mirror
 	Metrics *Metrics
+	Prober  *probe.Prober
 	Log     zerolog.Logger
 }
 
@@ -60,6 +71,7 @@ type Active struct {
 	tenure store.Tenure
 	ops    chan *op
 	kicks  chan struct{} // holds a token when brokers may have got further
+	tasks  chan func(context.Context)
 	done   chan struct{} // closed when Run has returned
 	ready  chan struct{} // closed when half-done work is finished
 
@@ -77,6 +89,10 @@ type desk struct {
 	bereft map[state.PartitionKey]time.Time
 	// leaving are the sessions of brokers that want to shut down and have not been let go.
 	leaving map[state.BrokerID]*sessions.Session
+	// reached are the brokers that answered at their internal addresses.
+	reached map[state.BrokerID]reached
+	// fenced is when brokers were fenced because their processes had ended.
+	fenced []time.Time
 	// moves are the hand-overs under way.
 	moves map[state.PartitionKey]*move
 	// misled is since when each partition waits for its preferred leader; misledNext is when they are looked at again.
@@ -97,11 +113,12 @@ type admission struct {
 func New(cfg Config, deps Deps, tenure store.Tenure) *Active {
 	return &Active{
 		Deps: deps, cfg: cfg, tenure: tenure, roster: sessions.New(cfg.SessionTimeout, cfg.Dev),
-		ops: make(chan *op, maxQueue), kicks: make(chan struct{}, 1), done: make(chan struct{}), ready: make(chan struct{}),
+		tasks: make(chan func(context.Context)), ops: make(chan *op, maxQueue), kicks: make(chan struct{}, 1), done: make(chan struct{}), ready: make(chan struct{}),
 		desk: desk{
 			reports: state.Reports{}, reported: map[state.BrokerID]int64{},
 			admitted: map[state.BrokerID]admission{}, bereft: map[state.PartitionKey]time.Time{},
 			leaving: map[state.BrokerID]*sessions.Session{},
+			reached: map[state.BrokerID]reached{},
 			moves:   map[state.PartitionKey]*move{}, misled: map[state.PartitionKey]misled{}, limbo: map[state.PartitionKey]state.Revision{},
 		},
 	}
@@ -131,6 +148,8 @@ func (a *Active) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { a.roster.Run(ctx) })
+	wg.Go(func() { a.runTasks(ctx) })
+	wg.Go(func() { a.seekMissing(ctx) })
 	tick := time.NewTicker(tickPeriod)
 	defer tick.Stop()
 	for ctx.Err() == nil {

@@ -14,6 +14,7 @@ import (
 const (
 	causeSilence  = "session_timeout"
 	causeReplaced = "new_incarnation"
+	causeGone     = "process_gone"
 	causeStorage  = "storage_failed"
 	causeShutdown = "shutdown"
 )
@@ -75,6 +76,9 @@ func (a *Active) register(ctx context.Context, reg state.Registration) (*Admissi
 	a.desk.admitted[id] = admission{epoch: b.Epoch, revision: b.Revision}
 	adm.Session = a.roster.Open(id, b.Incarnation)
 	adm.Snapshot, adm.Feed = a.Mirror.Subscribe()
+	if a.probes() && a.desk.reached[id].epoch != b.Epoch {
+		a.start(ctx, func(ctx context.Context) { a.reach(ctx, adm.Session, b, adm.Cluster.String()) })
+	}
 	a.Log.Info().Int32("broker", int32(id)).Int64("broker_epoch", b.Epoch).Bool("new_incarnation", len(changes) > 0).Msg("broker registered")
 	return adm, nil
 }
@@ -197,7 +201,7 @@ func (a *Active) admit(i *state.Image, b *state.Broker, s *sessions.Session) wor
 	switch {
 	case !b.Judged && a.desk.reported[b.ID] == b.Epoch:
 		w.changes, err = i.Judge(b.ID, b.Epoch, a.desk.reports[b.ID])
-	case b.Judged && s.Revision() >= adm.revision:
+	case b.Judged && s.Revision() >= adm.revision && (!a.probes() || a.desk.reached[b.ID].epoch == b.Epoch):
 		w.changes, err = i.Unfence(b.ID, b.Epoch)
 		w.note = func() {
 			a.Log.Info().Int32("broker", int32(b.ID)).Int64("broker_epoch", b.Epoch).Msg("broker is in service")
@@ -222,10 +226,14 @@ func (a *Active) fence(i *state.Image, b *state.Broker, cause string) work {
 }
 
 // fenceSilent fences the brokers that were not heard for too long. When nobody at all is heard, the fault is more likely on
-// this side, and fencing everyone would help no one.
+// this side: nobody is fenced, and another controller may try.
 func (a *Active) fenceSilent(ctx context.Context) error {
 	silent, anyAlive := a.roster.Silent()
-	if !anyAlive {
+	switch {
+	case anyAlive:
+	case len(silent) > 0 && !a.cfg.Sole():
+		return ErrAlone
+	default:
 		return nil
 	}
 	for _, id := range silent {

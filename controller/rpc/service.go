@@ -29,6 +29,10 @@ const (
 type Office interface {
 	// Active returns the present tenure, or a NotActiveError, or ErrStopping.
 	Active() (*active.Active, error)
+	// Incarnation names this process's start.
+	Incarnation() uuid.UUID
+	// Stopping is closed when this controller begins to end.
+	Stopping() <-chan struct{}
 }
 
 // Config says what brokers are told.

@@ -1,8 +1,10 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"io"
+	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
@@ -12,6 +14,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/controller/active"
 	"github.com/runnelmq/runnel/controller/encoding"
+	"github.com/runnelmq/runnel/controller/probe"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
@@ -54,7 +57,22 @@ func (s *Service) Session(stream grpc.BidiStreamingServer[controllerv1.SessionRe
 	// Receiving ends when the stream's context does, which is when this handler has returned: nobody could wait for it here.
 	s.readers.Go(c.receive)
 	s.readers.Go(c.work)
-	return c.send()
+	err = c.send()
+	if stream.Context().Err() != nil {
+		s.broke(stream.Context(), act, adm)
+	}
+	return err
+}
+
+// endWait is how long the end of a connection may come after the end of its streams.
+const endWait = 100 * time.Millisecond
+
+// broke tells the controller when a session ended as the end of a process ends it.
+func (s *Service) broke(ctx context.Context, act *active.Active, adm *active.Admission) {
+	if conn := probe.Caller(ctx); conn != nil && conn.Closed(endWait) {
+		act.Leave(adm)
+		act.Broke(context.WithoutCancel(ctx), adm)
+	}
 }
 
 // A conn is one session's stream: one goroutine sends, one receives, and one does what takes longer, so that a slow store never

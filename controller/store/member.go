@@ -120,6 +120,20 @@ func (m *Member) Err() <-chan error { return m.server.Err() }
 // Stopped is closed when the member has stopped.
 func (m *Member) Stopped() <-chan struct{} { return m.server.Server.StopNotify() }
 
+// Sole reports whether there is no other member.
+func (m *Member) Sole() bool { return len(m.server.Server.Cluster().Members()) == 1 }
+
+// Yield moves the leadership of etcd to another member if this one has it and another votes.
+func (m *Member) Yield() error {
+	if m.server.Server.Leader() != m.server.Server.MemberID() || m.Sole() {
+		return nil
+	}
+	if err := m.server.Server.TryTransferLeadershipOnShutdown(); err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	return nil
+}
+
 // ClientAddr returns where the member serves clients.
 func (m *Member) ClientAddr() net.Addr { return m.server.Clients[0].Addr() }
 

@@ -82,6 +82,98 @@ func (ReplicaShape) EnumDescriptor() ([]byte, []int) {
 	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{0}
 }
 
+// Asks a controller for signs of life.
+type AttendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendRequest) Reset() {
+	*x = AttendRequest{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendRequest) ProtoMessage() {}
+
+func (x *AttendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
+func (*AttendRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{0}
+}
+
+// A sign of life.
+type AttendResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// UUID of the process's start.
+	Incarnation string `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// It is the active one.
+	Active        bool `protobuf:"varint,2,opt,name=active,proto3" json:"active,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttendResponse) Reset() {
+	*x = AttendResponse{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttendResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttendResponse) ProtoMessage() {}
+
+func (x *AttendResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttendResponse.ProtoReflect.Descriptor instead.
+func (*AttendResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AttendResponse) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *AttendResponse) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
 // From the broker. The first is register. Any message is a sign of life.
 type SessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -104,7 +196,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[0]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -116,7 +208,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[0]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -129,7 +221,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{0}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SessionRequest) GetEvent() isSessionRequest_Event {
@@ -295,7 +387,7 @@ type SessionResponse struct {
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[1]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +399,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[1]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +412,7 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{1}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SessionResponse) GetControllerEpoch() int64 {
@@ -468,7 +560,7 @@ type Register struct {
 
 func (x *Register) Reset() {
 	*x = Register{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[2]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +572,7 @@ func (x *Register) String() string {
 func (*Register) ProtoMessage() {}
 
 func (x *Register) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[2]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +585,7 @@ func (x *Register) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Register.ProtoReflect.Descriptor instead.
 func (*Register) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{2}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Register) GetBroker() *BrokerRecord {
@@ -534,7 +626,7 @@ type Registered struct {
 
 func (x *Registered) Reset() {
 	*x = Registered{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[3]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +638,7 @@ func (x *Registered) String() string {
 func (*Registered) ProtoMessage() {}
 
 func (x *Registered) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[3]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +651,7 @@ func (x *Registered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registered.ProtoReflect.Descriptor instead.
 func (*Registered) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{3}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Registered) GetClusterId() string {
@@ -607,7 +699,7 @@ type BrokerHeartbeat struct {
 
 func (x *BrokerHeartbeat) Reset() {
 	*x = BrokerHeartbeat{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[4]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +711,7 @@ func (x *BrokerHeartbeat) String() string {
 func (*BrokerHeartbeat) ProtoMessage() {}
 
 func (x *BrokerHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[4]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +724,7 @@ func (x *BrokerHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerHeartbeat.ProtoReflect.Descriptor instead.
 func (*BrokerHeartbeat) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{4}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BrokerHeartbeat) GetNumber() uint64 {
@@ -674,7 +766,7 @@ type ControllerHeartbeat struct {
 
 func (x *ControllerHeartbeat) Reset() {
 	*x = ControllerHeartbeat{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[5]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +778,7 @@ func (x *ControllerHeartbeat) String() string {
 func (*ControllerHeartbeat) ProtoMessage() {}
 
 func (x *ControllerHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[5]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +791,7 @@ func (x *ControllerHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerHeartbeat.ProtoReflect.Descriptor instead.
 func (*ControllerHeartbeat) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{5}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ControllerHeartbeat) GetNumber() uint64 {
@@ -722,7 +814,7 @@ type RecoveryReport struct {
 
 func (x *RecoveryReport) Reset() {
 	*x = RecoveryReport{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[6]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +826,7 @@ func (x *RecoveryReport) String() string {
 func (*RecoveryReport) ProtoMessage() {}
 
 func (x *RecoveryReport) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[6]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +839,7 @@ func (x *RecoveryReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryReport.ProtoReflect.Descriptor instead.
 func (*RecoveryReport) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{6}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RecoveryReport) GetReplicas() []*ReplicaReport {
@@ -787,7 +879,7 @@ type ReplicaReport struct {
 
 func (x *ReplicaReport) Reset() {
 	*x = ReplicaReport{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[7]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +891,7 @@ func (x *ReplicaReport) String() string {
 func (*ReplicaReport) ProtoMessage() {}
 
 func (x *ReplicaReport) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[7]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +904,7 @@ func (x *ReplicaReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaReport.ProtoReflect.Descriptor instead.
 func (*ReplicaReport) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{7}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReplicaReport) GetTopicId() string {
@@ -879,7 +971,7 @@ type MetadataSnapshot struct {
 
 func (x *MetadataSnapshot) Reset() {
 	*x = MetadataSnapshot{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[8]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +983,7 @@ func (x *MetadataSnapshot) String() string {
 func (*MetadataSnapshot) ProtoMessage() {}
 
 func (x *MetadataSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[8]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +996,7 @@ func (x *MetadataSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetadataSnapshot.ProtoReflect.Descriptor instead.
 func (*MetadataSnapshot) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{8}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MetadataSnapshot) GetRevision() int64 {
@@ -941,7 +1033,7 @@ type MetadataDelta struct {
 
 func (x *MetadataDelta) Reset() {
 	*x = MetadataDelta{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[9]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1045,7 @@ func (x *MetadataDelta) String() string {
 func (*MetadataDelta) ProtoMessage() {}
 
 func (x *MetadataDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[9]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1058,7 @@ func (x *MetadataDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetadataDelta.ProtoReflect.Descriptor instead.
 func (*MetadataDelta) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{9}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MetadataDelta) GetRevision() int64 {
@@ -1003,7 +1095,7 @@ type MetadataObject struct {
 
 func (x *MetadataObject) Reset() {
 	*x = MetadataObject{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[10]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1107,7 @@ func (x *MetadataObject) String() string {
 func (*MetadataObject) ProtoMessage() {}
 
 func (x *MetadataObject) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[10]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1120,7 @@ func (x *MetadataObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetadataObject.ProtoReflect.Descriptor instead.
 func (*MetadataObject) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{10}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MetadataObject) GetRevision() int64 {
@@ -1124,7 +1216,7 @@ type TopicsRemoved struct {
 
 func (x *TopicsRemoved) Reset() {
 	*x = TopicsRemoved{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[11]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1228,7 @@ func (x *TopicsRemoved) String() string {
 func (*TopicsRemoved) ProtoMessage() {}
 
 func (x *TopicsRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[11]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1241,7 @@ func (x *TopicsRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicsRemoved.ProtoReflect.Descriptor instead.
 func (*TopicsRemoved) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{11}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TopicsRemoved) GetTopicIds() []string {
@@ -1168,7 +1260,7 @@ type ShuttingDown struct {
 
 func (x *ShuttingDown) Reset() {
 	*x = ShuttingDown{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[12]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1272,7 @@ func (x *ShuttingDown) String() string {
 func (*ShuttingDown) ProtoMessage() {}
 
 func (x *ShuttingDown) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[12]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1285,7 @@ func (x *ShuttingDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShuttingDown.ProtoReflect.Descriptor instead.
 func (*ShuttingDown) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{12}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{14}
 }
 
 // The broker may drain.
@@ -1205,7 +1297,7 @@ type MayDrain struct {
 
 func (x *MayDrain) Reset() {
 	*x = MayDrain{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[13]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1309,7 @@ func (x *MayDrain) String() string {
 func (*MayDrain) ProtoMessage() {}
 
 func (x *MayDrain) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[13]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1322,7 @@ func (x *MayDrain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MayDrain.ProtoReflect.Descriptor instead.
 func (*MayDrain) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{13}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{15}
 }
 
 // Proposals of in-sync replicas.
@@ -1244,7 +1336,7 @@ type IsrProposals struct {
 
 func (x *IsrProposals) Reset() {
 	*x = IsrProposals{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1348,7 @@ func (x *IsrProposals) String() string {
 func (*IsrProposals) ProtoMessage() {}
 
 func (x *IsrProposals) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[14]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1361,7 @@ func (x *IsrProposals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IsrProposals.ProtoReflect.Descriptor instead.
 func (*IsrProposals) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{14}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *IsrProposals) GetProposals() []*IsrProposal {
@@ -1300,7 +1392,7 @@ type IsrProposal struct {
 
 func (x *IsrProposal) Reset() {
 	*x = IsrProposal{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1404,7 @@ func (x *IsrProposal) String() string {
 func (*IsrProposal) ProtoMessage() {}
 
 func (x *IsrProposal) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[15]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1417,7 @@ func (x *IsrProposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IsrProposal.ProtoReflect.Descriptor instead.
 func (*IsrProposal) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{15}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *IsrProposal) GetTopicId() string {
@@ -1383,7 +1475,7 @@ type IsrMember struct {
 
 func (x *IsrMember) Reset() {
 	*x = IsrMember{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1487,7 @@ func (x *IsrMember) String() string {
 func (*IsrMember) ProtoMessage() {}
 
 func (x *IsrMember) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[16]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1500,7 @@ func (x *IsrMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IsrMember.ProtoReflect.Descriptor instead.
 func (*IsrMember) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{16}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *IsrMember) GetBrokerId() int32 {
@@ -1436,7 +1528,7 @@ type IsrRejections struct {
 
 func (x *IsrRejections) Reset() {
 	*x = IsrRejections{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1540,7 @@ func (x *IsrRejections) String() string {
 func (*IsrRejections) ProtoMessage() {}
 
 func (x *IsrRejections) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[17]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1553,7 @@ func (x *IsrRejections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IsrRejections.ProtoReflect.Descriptor instead.
 func (*IsrRejections) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{17}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *IsrRejections) GetRejections() []*IsrRejection {
@@ -1490,7 +1582,7 @@ type IsrRejection struct {
 
 func (x *IsrRejection) Reset() {
 	*x = IsrRejection{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1594,7 @@ func (x *IsrRejection) String() string {
 func (*IsrRejection) ProtoMessage() {}
 
 func (x *IsrRejection) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[18]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1607,7 @@ func (x *IsrRejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IsrRejection.ProtoReflect.Descriptor instead.
 func (*IsrRejection) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{18}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *IsrRejection) GetTopicId() string {
@@ -1572,7 +1664,7 @@ type LeadershipRequest struct {
 
 func (x *LeadershipRequest) Reset() {
 	*x = LeadershipRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1676,7 @@ func (x *LeadershipRequest) String() string {
 func (*LeadershipRequest) ProtoMessage() {}
 
 func (x *LeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[19]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1689,7 @@ func (x *LeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeadershipRequest.ProtoReflect.Descriptor instead.
 func (*LeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{19}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LeadershipRequest) GetTopicId() string {
@@ -1653,7 +1745,7 @@ type HandOver struct {
 
 func (x *HandOver) Reset() {
 	*x = HandOver{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1757,7 @@ func (x *HandOver) String() string {
 func (*HandOver) ProtoMessage() {}
 
 func (x *HandOver) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[20]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1770,7 @@ func (x *HandOver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOver.ProtoReflect.Descriptor instead.
 func (*HandOver) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{20}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HandOver) GetTopicId() string {
@@ -1726,7 +1818,7 @@ type Released struct {
 
 func (x *Released) Reset() {
 	*x = Released{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1830,7 @@ func (x *Released) String() string {
 func (*Released) ProtoMessage() {}
 
 func (x *Released) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[21]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1843,7 @@ func (x *Released) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Released.ProtoReflect.Descriptor instead.
 func (*Released) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{21}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Released) GetTopicId() string {
@@ -1795,7 +1887,7 @@ type CreateTopicsRequest struct {
 
 func (x *CreateTopicsRequest) Reset() {
 	*x = CreateTopicsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[22]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1899,7 @@ func (x *CreateTopicsRequest) String() string {
 func (*CreateTopicsRequest) ProtoMessage() {}
 
 func (x *CreateTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[22]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1912,7 @@ func (x *CreateTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicsRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{22}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateTopicsRequest) GetRequest() *v1.CreateTopicsRequest {
@@ -1848,7 +1940,7 @@ type CreateTopicsResponse struct {
 
 func (x *CreateTopicsResponse) Reset() {
 	*x = CreateTopicsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[23]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1952,7 @@ func (x *CreateTopicsResponse) String() string {
 func (*CreateTopicsResponse) ProtoMessage() {}
 
 func (x *CreateTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[23]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1965,7 @@ func (x *CreateTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicsResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{23}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTopicsResponse) GetResponse() *v1.CreateTopicsResponse {
@@ -1896,7 +1988,7 @@ type DeleteTopicsRequest struct {
 
 func (x *DeleteTopicsRequest) Reset() {
 	*x = DeleteTopicsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[24]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2000,7 @@ func (x *DeleteTopicsRequest) String() string {
 func (*DeleteTopicsRequest) ProtoMessage() {}
 
 func (x *DeleteTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[24]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2013,7 @@ func (x *DeleteTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicsRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{24}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteTopicsRequest) GetRequest() *v1.DeleteTopicsRequest {
@@ -1949,7 +2041,7 @@ type DeleteTopicsResponse struct {
 
 func (x *DeleteTopicsResponse) Reset() {
 	*x = DeleteTopicsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[25]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2053,7 @@ func (x *DeleteTopicsResponse) String() string {
 func (*DeleteTopicsResponse) ProtoMessage() {}
 
 func (x *DeleteTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[25]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2066,7 @@ func (x *DeleteTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicsResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{25}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteTopicsResponse) GetResponse() *v1.DeleteTopicsResponse {
@@ -1997,7 +2089,7 @@ type AlterTopicConfigsRequest struct {
 
 func (x *AlterTopicConfigsRequest) Reset() {
 	*x = AlterTopicConfigsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[26]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2101,7 @@ func (x *AlterTopicConfigsRequest) String() string {
 func (*AlterTopicConfigsRequest) ProtoMessage() {}
 
 func (x *AlterTopicConfigsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[26]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2114,7 @@ func (x *AlterTopicConfigsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicConfigsRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicConfigsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{26}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AlterTopicConfigsRequest) GetRequest() *v1.AlterTopicConfigsRequest {
@@ -2050,7 +2142,7 @@ type AlterTopicConfigsResponse struct {
 
 func (x *AlterTopicConfigsResponse) Reset() {
 	*x = AlterTopicConfigsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[27]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2154,7 @@ func (x *AlterTopicConfigsResponse) String() string {
 func (*AlterTopicConfigsResponse) ProtoMessage() {}
 
 func (x *AlterTopicConfigsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[27]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2167,7 @@ func (x *AlterTopicConfigsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicConfigsResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicConfigsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{27}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AlterTopicConfigsResponse) GetResponse() *v1.AlterTopicConfigsResponse {
@@ -2098,7 +2190,7 @@ type AddPartitionsRequest struct {
 
 func (x *AddPartitionsRequest) Reset() {
 	*x = AddPartitionsRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[28]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2202,7 @@ func (x *AddPartitionsRequest) String() string {
 func (*AddPartitionsRequest) ProtoMessage() {}
 
 func (x *AddPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[28]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2215,7 @@ func (x *AddPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*AddPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{28}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AddPartitionsRequest) GetRequest() *v1.AddPartitionsRequest {
@@ -2151,7 +2243,7 @@ type AddPartitionsResponse struct {
 
 func (x *AddPartitionsResponse) Reset() {
 	*x = AddPartitionsResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[29]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2255,7 @@ func (x *AddPartitionsResponse) String() string {
 func (*AddPartitionsResponse) ProtoMessage() {}
 
 func (x *AddPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[29]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2268,7 @@ func (x *AddPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*AddPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{29}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AddPartitionsResponse) GetResponse() *v1.AddPartitionsResponse {
@@ -2190,7 +2282,11 @@ var File_runnel_controller_v1_controller_service_proto protoreflect.FileDescript
 
 const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\n" +
-	"-runnel/controller/v1/controller_service.proto\x12\x14runnel.controller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#runnel/controller/v1/metadata.proto\x1a\x1drunnel/v1/admin_service.proto\"\xbb\x04\n" +
+	"-runnel/controller/v1/controller_service.proto\x12\x14runnel.controller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#runnel/controller/v1/metadata.proto\x1a\x1drunnel/v1/admin_service.proto\"\x0f\n" +
+	"\rAttendRequest\"J\n" +
+	"\x0eAttendResponse\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
+	"\x06active\x18\x02 \x01(\bR\x06active\"\xbb\x04\n" +
 	"\x0eSessionRequest\x12<\n" +
 	"\bregister\x18\x01 \x01(\v2\x1e.runnel.controller.v1.RegisterH\x00R\bregister\x12E\n" +
 	"\theartbeat\x18\x02 \x01(\v2%.runnel.controller.v1.BrokerHeartbeatH\x00R\theartbeat\x12B\n" +
@@ -2329,9 +2425,10 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\x19REPLICA_SHAPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REPLICA_SHAPE_INTACT\x10\x01\x12\x19\n" +
 	"\x15REPLICA_SHAPE_SUSPECT\x10\x02\x12\x16\n" +
-	"\x12REPLICA_SHAPE_LOST\x10\x032\x9d\x04\n" +
+	"\x12REPLICA_SHAPE_LOST\x10\x032\xf4\x04\n" +
 	"\x11ControllerService\x12Z\n" +
-	"\aSession\x12$.runnel.controller.v1.SessionRequest\x1a%.runnel.controller.v1.SessionResponse(\x010\x01\x12e\n" +
+	"\aSession\x12$.runnel.controller.v1.SessionRequest\x1a%.runnel.controller.v1.SessionResponse(\x010\x01\x12U\n" +
+	"\x06Attend\x12#.runnel.controller.v1.AttendRequest\x1a$.runnel.controller.v1.AttendResponse0\x01\x12e\n" +
 	"\fCreateTopics\x12).runnel.controller.v1.CreateTopicsRequest\x1a*.runnel.controller.v1.CreateTopicsResponse\x12e\n" +
 	"\fDeleteTopics\x12).runnel.controller.v1.DeleteTopicsRequest\x1a*.runnel.controller.v1.DeleteTopicsResponse\x12t\n" +
 	"\x11AlterTopicConfigs\x12..runnel.controller.v1.AlterTopicConfigsRequest\x1a/.runnel.controller.v1.AlterTopicConfigsResponse\x12h\n" +
@@ -2350,100 +2447,104 @@ func file_runnel_controller_v1_controller_service_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_controller_v1_controller_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(ReplicaShape)(0),                    // 0: runnel.controller.v1.ReplicaShape
-	(*SessionRequest)(nil),               // 1: runnel.controller.v1.SessionRequest
-	(*SessionResponse)(nil),              // 2: runnel.controller.v1.SessionResponse
-	(*Register)(nil),                     // 3: runnel.controller.v1.Register
-	(*Registered)(nil),                   // 4: runnel.controller.v1.Registered
-	(*BrokerHeartbeat)(nil),              // 5: runnel.controller.v1.BrokerHeartbeat
-	(*ControllerHeartbeat)(nil),          // 6: runnel.controller.v1.ControllerHeartbeat
-	(*RecoveryReport)(nil),               // 7: runnel.controller.v1.RecoveryReport
-	(*ReplicaReport)(nil),                // 8: runnel.controller.v1.ReplicaReport
-	(*MetadataSnapshot)(nil),             // 9: runnel.controller.v1.MetadataSnapshot
-	(*MetadataDelta)(nil),                // 10: runnel.controller.v1.MetadataDelta
-	(*MetadataObject)(nil),               // 11: runnel.controller.v1.MetadataObject
-	(*TopicsRemoved)(nil),                // 12: runnel.controller.v1.TopicsRemoved
-	(*ShuttingDown)(nil),                 // 13: runnel.controller.v1.ShuttingDown
-	(*MayDrain)(nil),                     // 14: runnel.controller.v1.MayDrain
-	(*IsrProposals)(nil),                 // 15: runnel.controller.v1.IsrProposals
-	(*IsrProposal)(nil),                  // 16: runnel.controller.v1.IsrProposal
-	(*IsrMember)(nil),                    // 17: runnel.controller.v1.IsrMember
-	(*IsrRejections)(nil),                // 18: runnel.controller.v1.IsrRejections
-	(*IsrRejection)(nil),                 // 19: runnel.controller.v1.IsrRejection
-	(*LeadershipRequest)(nil),            // 20: runnel.controller.v1.LeadershipRequest
-	(*HandOver)(nil),                     // 21: runnel.controller.v1.HandOver
-	(*Released)(nil),                     // 22: runnel.controller.v1.Released
-	(*CreateTopicsRequest)(nil),          // 23: runnel.controller.v1.CreateTopicsRequest
-	(*CreateTopicsResponse)(nil),         // 24: runnel.controller.v1.CreateTopicsResponse
-	(*DeleteTopicsRequest)(nil),          // 25: runnel.controller.v1.DeleteTopicsRequest
-	(*DeleteTopicsResponse)(nil),         // 26: runnel.controller.v1.DeleteTopicsResponse
-	(*AlterTopicConfigsRequest)(nil),     // 27: runnel.controller.v1.AlterTopicConfigsRequest
-	(*AlterTopicConfigsResponse)(nil),    // 28: runnel.controller.v1.AlterTopicConfigsResponse
-	(*AddPartitionsRequest)(nil),         // 29: runnel.controller.v1.AddPartitionsRequest
-	(*AddPartitionsResponse)(nil),        // 30: runnel.controller.v1.AddPartitionsResponse
-	(*BrokerRecord)(nil),                 // 31: runnel.controller.v1.BrokerRecord
-	(*durationpb.Duration)(nil),          // 32: google.protobuf.Duration
-	(*TopicRecord)(nil),                  // 33: runnel.controller.v1.TopicRecord
-	(*PartitionRecord)(nil),              // 34: runnel.controller.v1.PartitionRecord
-	(*v1.CreateTopicsRequest)(nil),       // 35: runnel.v1.CreateTopicsRequest
-	(*v1.CreateTopicsResponse)(nil),      // 36: runnel.v1.CreateTopicsResponse
-	(*v1.DeleteTopicsRequest)(nil),       // 37: runnel.v1.DeleteTopicsRequest
-	(*v1.DeleteTopicsResponse)(nil),      // 38: runnel.v1.DeleteTopicsResponse
-	(*v1.AlterTopicConfigsRequest)(nil),  // 39: runnel.v1.AlterTopicConfigsRequest
-	(*v1.AlterTopicConfigsResponse)(nil), // 40: runnel.v1.AlterTopicConfigsResponse
-	(*v1.AddPartitionsRequest)(nil),      // 41: runnel.v1.AddPartitionsRequest
-	(*v1.AddPartitionsResponse)(nil),     // 42: runnel.v1.AddPartitionsResponse
+	(*AttendRequest)(nil),                // 1: runnel.controller.v1.AttendRequest
+	(*AttendResponse)(nil),               // 2: runnel.controller.v1.AttendResponse
+	(*SessionRequest)(nil),               // 3: runnel.controller.v1.SessionRequest
+	(*SessionResponse)(nil),              // 4: runnel.controller.v1.SessionResponse
+	(*Register)(nil),                     // 5: runnel.controller.v1.Register
+	(*Registered)(nil),                   // 6: runnel.controller.v1.Registered
+	(*BrokerHeartbeat)(nil),              // 7: runnel.controller.v1.BrokerHeartbeat
+	(*ControllerHeartbeat)(nil),          // 8: runnel.controller.v1.ControllerHeartbeat
+	(*RecoveryReport)(nil),               // 9: runnel.controller.v1.RecoveryReport
+	(*ReplicaReport)(nil),                // 10: runnel.controller.v1.ReplicaReport
+	(*MetadataSnapshot)(nil),             // 11: runnel.controller.v1.MetadataSnapshot
+	(*MetadataDelta)(nil),                // 12: runnel.controller.v1.MetadataDelta
+	(*MetadataObject)(nil),               // 13: runnel.controller.v1.MetadataObject
+	(*TopicsRemoved)(nil),                // 14: runnel.controller.v1.TopicsRemoved
+	(*ShuttingDown)(nil),                 // 15: runnel.controller.v1.ShuttingDown
+	(*MayDrain)(nil),                     // 16: runnel.controller.v1.MayDrain
+	(*IsrProposals)(nil),                 // 17: runnel.controller.v1.IsrProposals
+	(*IsrProposal)(nil),                  // 18: runnel.controller.v1.IsrProposal
+	(*IsrMember)(nil),                    // 19: runnel.controller.v1.IsrMember
+	(*IsrRejections)(nil),                // 20: runnel.controller.v1.IsrRejections
+	(*IsrRejection)(nil),                 // 21: runnel.controller.v1.IsrRejection
+	(*LeadershipRequest)(nil),            // 22: runnel.controller.v1.LeadershipRequest
+	(*HandOver)(nil),                     // 23: runnel.controller.v1.HandOver
+	(*Released)(nil),                     // 24: runnel.controller.v1.Released
+	(*CreateTopicsRequest)(nil),          // 25: runnel.controller.v1.CreateTopicsRequest
+	(*CreateTopicsResponse)(nil),         // 26: runnel.controller.v1.CreateTopicsResponse
+	(*DeleteTopicsRequest)(nil),          // 27: runnel.controller.v1.DeleteTopicsRequest
+	(*DeleteTopicsResponse)(nil),         // 28: runnel.controller.v1.DeleteTopicsResponse
+	(*AlterTopicConfigsRequest)(nil),     // 29: runnel.controller.v1.AlterTopicConfigsRequest
+	(*AlterTopicConfigsResponse)(nil),    // 30: runnel.controller.v1.AlterTopicConfigsResponse
+	(*AddPartitionsRequest)(nil),         // 31: runnel.controller.v1.AddPartitionsRequest
+	(*AddPartitionsResponse)(nil),        // 32: runnel.controller.v1.AddPartitionsResponse
+	(*BrokerRecord)(nil),                 // 33: runnel.controller.v1.BrokerRecord
+	(*durationpb.Duration)(nil),          // 34: google.protobuf.Duration
+	(*TopicRecord)(nil),                  // 35: runnel.controller.v1.TopicRecord
+	(*PartitionRecord)(nil),              // 36: runnel.controller.v1.PartitionRecord
+	(*v1.CreateTopicsRequest)(nil),       // 37: runnel.v1.CreateTopicsRequest
+	(*v1.CreateTopicsResponse)(nil),      // 38: runnel.v1.CreateTopicsResponse
+	(*v1.DeleteTopicsRequest)(nil),       // 39: runnel.v1.DeleteTopicsRequest
+	(*v1.DeleteTopicsResponse)(nil),      // 40: runnel.v1.DeleteTopicsResponse
+	(*v1.AlterTopicConfigsRequest)(nil),  // 41: runnel.v1.AlterTopicConfigsRequest
+	(*v1.AlterTopicConfigsResponse)(nil), // 42: runnel.v1.AlterTopicConfigsResponse
+	(*v1.AddPartitionsRequest)(nil),      // 43: runnel.v1.AddPartitionsRequest
+	(*v1.AddPartitionsResponse)(nil),     // 44: runnel.v1.AddPartitionsResponse
 }
 var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
-	3,  // 0: runnel.controller.v1.SessionRequest.register:type_name -> runnel.controller.v1.Register
-	5,  // 1: runnel.controller.v1.SessionRequest.heartbeat:type_name -> runnel.controller.v1.BrokerHeartbeat
-	7,  // 2: runnel.controller.v1.SessionRequest.recovery:type_name -> runnel.controller.v1.RecoveryReport
-	12, // 3: runnel.controller.v1.SessionRequest.removed:type_name -> runnel.controller.v1.TopicsRemoved
-	13, // 4: runnel.controller.v1.SessionRequest.shutting_down:type_name -> runnel.controller.v1.ShuttingDown
-	15, // 5: runnel.controller.v1.SessionRequest.proposals:type_name -> runnel.controller.v1.IsrProposals
-	20, // 6: runnel.controller.v1.SessionRequest.leadership:type_name -> runnel.controller.v1.LeadershipRequest
-	22, // 7: runnel.controller.v1.SessionRequest.released:type_name -> runnel.controller.v1.Released
-	4,  // 8: runnel.controller.v1.SessionResponse.registered:type_name -> runnel.controller.v1.Registered
-	6,  // 9: runnel.controller.v1.SessionResponse.heartbeat:type_name -> runnel.controller.v1.ControllerHeartbeat
-	9,  // 10: runnel.controller.v1.SessionResponse.snapshot:type_name -> runnel.controller.v1.MetadataSnapshot
-	10, // 11: runnel.controller.v1.SessionResponse.delta:type_name -> runnel.controller.v1.MetadataDelta
-	14, // 12: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
-	18, // 13: runnel.controller.v1.SessionResponse.rejections:type_name -> runnel.controller.v1.IsrRejections
-	21, // 14: runnel.controller.v1.SessionResponse.hand_over:type_name -> runnel.controller.v1.HandOver
-	31, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
-	32, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
-	8,  // 17: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
+	5,  // 0: runnel.controller.v1.SessionRequest.register:type_name -> runnel.controller.v1.Register
+	7,  // 1: runnel.controller.v1.SessionRequest.heartbeat:type_name -> runnel.controller.v1.BrokerHeartbeat
+	9,  // 2: runnel.controller.v1.SessionRequest.recovery:type_name -> runnel.controller.v1.RecoveryReport
+	14, // 3: runnel.controller.v1.SessionRequest.removed:type_name -> runnel.controller.v1.TopicsRemoved
+	15, // 4: runnel.controller.v1.SessionRequest.shutting_down:type_name -> runnel.controller.v1.ShuttingDown
+	17, // 5: runnel.controller.v1.SessionRequest.proposals:type_name -> runnel.controller.v1.IsrProposals
+	22, // 6: runnel.controller.v1.SessionRequest.leadership:type_name -> runnel.controller.v1.LeadershipRequest
+	24, // 7: runnel.controller.v1.SessionRequest.released:type_name -> runnel.controller.v1.Released
+	6,  // 8: runnel.controller.v1.SessionResponse.registered:type_name -> runnel.controller.v1.Registered
+	8,  // 9: runnel.controller.v1.SessionResponse.heartbeat:type_name -> runnel.controller.v1.ControllerHeartbeat
+	11, // 10: runnel.controller.v1.SessionResponse.snapshot:type_name -> runnel.controller.v1.MetadataSnapshot
+	12, // 11: runnel.controller.v1.SessionResponse.delta:type_name -> runnel.controller.v1.MetadataDelta
+	16, // 12: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
+	20, // 13: runnel.controller.v1.SessionResponse.rejections:type_name -> runnel.controller.v1.IsrRejections
+	23, // 14: runnel.controller.v1.SessionResponse.hand_over:type_name -> runnel.controller.v1.HandOver
+	33, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
+	34, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
+	10, // 17: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
 	0,  // 18: runnel.controller.v1.ReplicaReport.shape:type_name -> runnel.controller.v1.ReplicaShape
-	11, // 19: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
-	11, // 20: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
-	31, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
-	33, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
-	34, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
-	16, // 24: runnel.controller.v1.IsrProposals.proposals:type_name -> runnel.controller.v1.IsrProposal
-	17, // 25: runnel.controller.v1.IsrProposal.isr:type_name -> runnel.controller.v1.IsrMember
-	19, // 26: runnel.controller.v1.IsrRejections.rejections:type_name -> runnel.controller.v1.IsrRejection
-	35, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
-	36, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
-	37, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
-	38, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
-	39, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
-	40, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
-	41, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
-	42, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
-	1,  // 35: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
-	23, // 36: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
-	25, // 37: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
-	27, // 38: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
-	29, // 39: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
-	2,  // 40: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
-	24, // 41: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
-	26, // 42: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
-	28, // 43: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
-	30, // 44: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
-	40, // [40:45] is the sub-list for method output_type
-	35, // [35:40] is the sub-list for method input_type
+	13, // 19: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
+	13, // 20: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
+	33, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
+	35, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
+	36, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
+	18, // 24: runnel.controller.v1.IsrProposals.proposals:type_name -> runnel.controller.v1.IsrProposal
+	19, // 25: runnel.controller.v1.IsrProposal.isr:type_name -> runnel.controller.v1.IsrMember
+	21, // 26: runnel.controller.v1.IsrRejections.rejections:type_name -> runnel.controller.v1.IsrRejection
+	37, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
+	38, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
+	39, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
+	40, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
+	41, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
+	42, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
+	43, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
+	44, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
+	3,  // 35: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
+	1,  // 36: runnel.controller.v1.ControllerService.Attend:input_type -> runnel.controller.v1.AttendRequest
+	25, // 37: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
+	27, // 38: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
+	29, // 39: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
+	31, // 40: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
+	4,  // 41: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
+	2,  // 42: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
+	26, // 43: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
+	28, // 44: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
+	30, // 45: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
+	32, // 46: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
+	41, // [41:47] is the sub-list for method output_type
+	35, // [35:41] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
 	35, // [35:35] is the sub-list for extension extendee
 	0,  // [0:35] is the sub-list for field type_name
@@ -2455,7 +2556,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 		return
 	}
 	file_runnel_controller_v1_metadata_proto_init()
-	file_runnel_controller_v1_controller_service_proto_msgTypes[0].OneofWrappers = []any{
+	file_runnel_controller_v1_controller_service_proto_msgTypes[2].OneofWrappers = []any{
 		(*SessionRequest_Register)(nil),
 		(*SessionRequest_Heartbeat)(nil),
 		(*SessionRequest_Recovery)(nil),
@@ -2465,7 +2566,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 		(*SessionRequest_Leadership)(nil),
 		(*SessionRequest_Released)(nil),
 	}
-	file_runnel_controller_v1_controller_service_proto_msgTypes[1].OneofWrappers = []any{
+	file_runnel_controller_v1_controller_service_proto_msgTypes[3].OneofWrappers = []any{
 		(*SessionResponse_Registered)(nil),
 		(*SessionResponse_Heartbeat)(nil),
 		(*SessionResponse_Snapshot)(nil),
@@ -2474,7 +2575,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 		(*SessionResponse_Rejections)(nil),
 		(*SessionResponse_HandOver)(nil),
 	}
-	file_runnel_controller_v1_controller_service_proto_msgTypes[10].OneofWrappers = []any{
+	file_runnel_controller_v1_controller_service_proto_msgTypes[12].OneofWrappers = []any{
 		(*MetadataObject_Broker)(nil),
 		(*MetadataObject_Topic)(nil),
 		(*MetadataObject_Partition)(nil),
@@ -2486,7 +2587,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_controller_v1_controller_service_proto_rawDesc), len(file_runnel_controller_v1_controller_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	ControllerService_Session_FullMethodName           = "/runnel.controller.v1.ControllerService/Session"
+	ControllerService_Attend_FullMethodName            = "/runnel.controller.v1.ControllerService/Attend"
 	ControllerService_CreateTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/CreateTopics"
 	ControllerService_DeleteTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/DeleteTopics"
 	ControllerService_AlterTopicConfigs_FullMethodName = "/runnel.controller.v1.ControllerService/AlterTopicConfigs"
@@ -36,6 +37,9 @@ const (
 type ControllerServiceClient interface {
 	// A broker's session: one stream while the broker lives.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error)
+	// Says who is there and whether it is the active controller, at once and every 500 ms. Each controller answers; standbys hold it open to the active
+	// one, and know by its end that the process has ended.
+	Attend(ctx context.Context, in *AttendRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AttendResponse], error)
 	// Forwarded by a broker.
 	CreateTopics(ctx context.Context, in *CreateTopicsRequest, opts ...grpc.CallOption) (*CreateTopicsResponse, error)
 	// Forwarded by a broker.
@@ -66,6 +70,25 @@ func (c *controllerServiceClient) Session(ctx context.Context, opts ...grpc.Call
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ControllerService_SessionClient = grpc.BidiStreamingClient[SessionRequest, SessionResponse]
+
+func (c *controllerServiceClient) Attend(ctx context.Context, in *AttendRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AttendResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ControllerService_ServiceDesc.Streams[1], ControllerService_Attend_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AttendRequest, AttendResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ControllerService_AttendClient = grpc.ServerStreamingClient[AttendResponse]
 
 func (c *controllerServiceClient) CreateTopics(ctx context.Context, in *CreateTopicsRequest, opts ...grpc.CallOption) (*CreateTopicsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -115,6 +138,9 @@ func (c *controllerServiceClient) AddPartitions(ctx context.Context, in *AddPart
 type ControllerServiceServer interface {
 	// A broker's session: one stream while the broker lives.
 	Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error
+	// Says who is there and whether it is the active controller, at once and every 500 ms. Each controller answers; standbys hold it open to the active
+	// one, and know by its end that the process has ended.
+	Attend(*AttendRequest, grpc.ServerStreamingServer[AttendResponse]) error
 	// Forwarded by a broker.
 	CreateTopics(context.Context, *CreateTopicsRequest) (*CreateTopicsResponse, error)
 	// Forwarded by a broker.
@@ -135,6 +161,9 @@ type UnimplementedControllerServiceServer struct{}
 
 func (UnimplementedControllerServiceServer) Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error {
 	return status.Error(codes.Unimplemented, "method Session not implemented")
+}
+func (UnimplementedControllerServiceServer) Attend(*AttendRequest, grpc.ServerStreamingServer[AttendResponse]) error {
+	return status.Error(codes.Unimplemented, "method Attend not implemented")
 }
 func (UnimplementedControllerServiceServer) CreateTopics(context.Context, *CreateTopicsRequest) (*CreateTopicsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateTopics not implemented")
@@ -175,6 +204,17 @@ func _ControllerService_Session_Handler(srv interface{}, stream grpc.ServerStrea
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ControllerService_SessionServer = grpc.BidiStreamingServer[SessionRequest, SessionResponse]
+
+func _ControllerService_Attend_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(AttendRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControllerServiceServer).Attend(m, &grpc.GenericServerStream[AttendRequest, AttendResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ControllerService_AttendServer = grpc.ServerStreamingServer[AttendResponse]
 
 func _ControllerService_CreateTopics_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateTopicsRequest)
@@ -278,6 +318,11 @@ var ControllerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _ControllerService_Session_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Attend",
+			Handler:       _ControllerService_Attend_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "runnel/controller/v1/controller_service.proto",
