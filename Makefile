@@ -15,6 +15,9 @@ LINT := go tool -modfile=internal/tools/lint/go.mod golangci-lint
 # Where `make dev` keeps its data, and what else to pass to it.
 DATA ?= runnel-data
 DEV_FLAGS ?=
+# Where `make cluster` keeps its data, and what else to pass to it.
+CLUSTER_DATA ?= runnel-cluster
+CLUSTER_FLAGS ?=
 # How long each fuzz target runs, and how many power-cut histories a soak tries.
 FUZZTIME ?= 10s
 SOAK_SEEDS ?= 10000
@@ -38,6 +41,11 @@ build: ## Build bin/runnel, one static binary
 .PHONY: dev
 dev: build ## Run a whole node on this machine, data in ./runnel-data
 	bin/runnel dev --data $(DATA) $(DEV_FLAGS)
+
+.PHONY: cluster
+cluster: build ## Run a whole cluster on this machine, data in ./runnel-cluster
+	go build -o bin/local ./deployments/local
+	bin/local --runnel bin/runnel --data $(CLUSTER_DATA) $(CLUSTER_FLAGS)
 
 .PHONY: generate
 generate: ## Generate api/ from proto/

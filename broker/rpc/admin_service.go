@@ -11,6 +11,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
@@ -22,6 +23,8 @@ type AdminDeps struct {
 	Set     *partition.Set
 	Root    *commitlog.Root
 	Finder  metadata.Finder
+	// Router takes questions to the brokers that lead. nil: nobody does.
+	Router *router.Router
 	// Descriptors tells how many file descriptors are open and may be; nil or
 	// ok false when the system does not say.
 	Descriptors func() (open, limit int, ok bool)

@@ -31,12 +31,20 @@ type Node struct {
 // Restart starts a node that has ended once more, on the same data and ports,
 // and waits until it is ready.
 func (n *Node) Restart(ctx context.Context) error {
+	if err := n.Start(); err != nil {
+		return err
+	}
+	return n.Ready(ctx)
+}
+
+// Start is Restart without the wait.
+func (n *Node) Start() error {
 	p, err := n.again()
 	if err != nil {
 		return err
 	}
 	n.Process = p
-	return n.Ready(ctx)
+	return nil
 }
 
 // readyWithin bounds the wait for a node that starts on a loaded machine.

@@ -1,0 +1,223 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/rpcserver"
+	"github.com/runnelmq/runnel/internal/wire"
+)
+
+// A testTown is several brokers in one synctest bubble, which know each other.
+// The test is their controller.
+type testTown struct {
+	t       *testing.T
+	brokers map[int32]*testBroker
+	routers map[int32]*router.Router
+	forward map[int32]*ForwardService
+	topics  map[string]*testTopic
+	tune    func(*router.Options)
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	listeners map[string]*bufconn.Listener
+	conns     map[string][]net.Conn
+	dials     map[string]int
+}
+
+// A testTopic is what the town's controller knows of a topic.
+type testTopic struct {
+	id         uuid.UUID
+	partitions []*controllerv1.PartitionRecord
+	configs    map[string]string
+}
+
+// newTown starts brokers 1 to n. tune may change how they route.
+func newTown(t *testing.T, n int32, tune func(*router.Options), opts LogOptions) *testTown {
+	t.Helper()
+	w := &testTown{
+		t: t, brokers: map[int32]*testBroker{}, routers: map[int32]*router.Router{}, forward: map[int32]*ForwardService{},
+		topics: map[string]*testTopic{}, listeners: map[string]*bufconn.Listener{}, conns: map[string][]net.Conn{}, dials: map[string]int{},
+		tune: tune,
+	}
+	for id := int32(1); id <= n; id++ {
+		w.brokers[id] = newTestBroker(t, testConfig{id: id, town: w, opts: opts})
+	}
+	var objects []*controllerv1.MetadataObject
+	for id := range w.brokers {
+		objects = append(objects, w.registration(id, controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE))
+	}
+	w.publish(objects)
+	return w
+}
+
+func (w *testTown) incarnation(id int32) string {
+	return fmt.Sprintf("00000000-0000-4000-8000-%012d", id)
+}
+
+func internalAddress(id int32) string { return fmt.Sprintf("broker-%d:7421", id) }
+
+func (w *testTown) registration(id int32, phase controllerv1.BrokerPhase) *controllerv1.MetadataObject {
+	return &controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
+		BrokerId: id, Incarnation: w.incarnation(id), BrokerEpoch: 1, Phase: phase,
+		InternalAddress: internalAddress(id), ClientAddress: fmt.Sprintf("broker-%d:7420", id),
+	}}}
+}
+
+// join gives a broker its router and its internal port.
+func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()) {
+	ro := router.Options{Store: b.store, Rules: Rules(), Pool: opts.Pool, Dial: func(addr string) (*grpc.ClientConn, error) {
+		return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: wire.NewCodec(opts.Pool), Dial: w.dial})
+	}}
+	if w.tune != nil {
+		w.tune(&ro)
+	}
+	r := router.New(ro)
+	opts.Router = r
+	w.routers[id] = r
+	srv := rpcserver.New(rpcserver.Options{Port: rpcserver.InternalPort, Rules: Rules(), Log: zerolog.Nop(), Codec: wire.NewCodec(opts.Pool)})
+	lis := bufconn.Listen(1 << 20)
+	w.mu.Lock()
+	w.listeners[internalAddress(id)] = lis
+	w.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = r.Run(ctx) })
+	b.openInternal = func() {
+		b.admin = NewAdminService(AdminDeps{Store: b.store, Set: b.set, Root: b.root, Finder: w.finder(b), Router: r, Log: zerolog.Nop()})
+		fwd := NewForwardService(b.svc, b.admin)
+		w.forward[id] = fwd
+		fwd.Register(srv)
+		wg.Go(func() { _ = srv.Serve(lis) })
+	}
+	return func() {
+		cancel()
+		srv.Stop()
+		w.forward[id].Wait()
+		wg.Wait()
+	}
+}
+
+func (w *testTown) finder(b *testBroker) metadata.Finder {
+	return metadata.Finder{Store: b.store, CatchUp: func(context.Context) error { return nil }}
+}
+
+func (w *testTown) dial(ctx context.Context, addr string) (net.Conn, error) {
+	w.mu.Lock()
+	lis := w.listeners[addr]
+	w.dials[addr]++
+	w.mu.Unlock()
+	if lis == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	c, err := lis.DialContext(ctx)
+	if err == nil {
+		w.mu.Lock()
+		w.conns[addr] = append(w.conns[addr], c)
+		w.mu.Unlock()
+	}
+	return c, err
+}
+
+// cut breaks every connection to a broker's internal port.
+func (w *testTown) cut(id int32) {
+	w.mu.Lock()
+	conns := w.conns[internalAddress(id)]
+	delete(w.conns, internalAddress(id))
+	w.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+// publish tells brokers, or all when none is named, what is new, and waits until
+// they are what it says.
+func (w *testTown) publish(objects []*controllerv1.MetadataObject, to ...int32) {
+	w.t.Helper()
+	if len(to) == 0 {
+		to = slices.Sorted(maps.Keys(w.brokers))
+	}
+	for _, id := range to {
+		var copies []*controllerv1.MetadataObject
+		for _, o := range objects {
+			c, _ := proto.Clone(o).(*controllerv1.MetadataObject)
+			copies = append(copies, c)
+		}
+		b := w.brokers[id]
+		b.publish(copies...)
+		b.wait(b.revision)
+	}
+}
+
+// topic creates a topic whose partitions are led by the given brokers.
+func (w *testTown) topic(name string, leaders ...int32) uuid.UUID {
+	w.t.Helper()
+	tt := &testTopic{id: uuid.New(), configs: map[string]string{"flush": "async"}}
+	w.topics[name] = tt
+	objects := []*controllerv1.MetadataObject{{Object: &controllerv1.MetadataObject_Topic{Topic: &controllerv1.TopicRecord{
+		TopicId: tt.id.String(), Name: name, Phase: controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE, Partitions: int32(len(leaders)),
+		ReplicationFactor: int32(len(w.brokers)), Configs: tt.configs,
+	}}}}
+	for n, leader := range leaders {
+		p := &controllerv1.PartitionRecord{
+			TopicId: tt.id.String(), Partition: int32(n), Replicas: slices.Sorted(maps.Keys(w.brokers)), Leader: leader,
+			LeaderEpoch: 1, PartitionEpoch: 1, Isr: []int32{leader}, MinIsr: 1, Flush: controllerv1.FlushMode_FLUSH_MODE_ASYNC,
+		}
+		tt.partitions = append(tt.partitions, p)
+		objects = append(objects, partitionObject(p))
+	}
+	w.publish(objects)
+	for _, b := range w.brokers {
+		b.topics[name] = tt.id
+	}
+	return tt.id
+}
+
+func partitionObject(p *controllerv1.PartitionRecord) *controllerv1.MetadataObject {
+	return &controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Partition{Partition: p}}
+}
+
+// move gives a partition another leader, -1: none, in the next epoch. Only the
+// brokers named hear of it, or all.
+func (w *testTown) move(name string, n, leader int32, to ...int32) {
+	w.t.Helper()
+	p := w.topics[name].partitions[n]
+	p.Leader = leader
+	p.LeaderEpoch++
+	p.PartitionEpoch++
+	if leader >= 0 {
+		p.Isr = []int32{leader}
+	}
+	w.publish([]*controllerv1.MetadataObject{partitionObject(p)}, to...)
+}
+
+// tell lets brokers know what there is to know of a partition.
+func (w *testTown) tell(name string, n int32, to ...int32) {
+	w.t.Helper()
+	w.publish([]*controllerv1.MetadataObject{partitionObject(w.topics[name].partitions[n])}, to...)
+}
+
+// isr changes the ISR and its minimum, as the leader is to see it.
+func (w *testTown) isr(name string, n, minISR int32, isr ...int32) {
+	w.t.Helper()
+	p := w.topics[name].partitions[n]
+	p.PartitionEpoch++
+	p.Isr, p.MinIsr = isr, minISR
+	w.publish([]*controllerv1.MetadataObject{partitionObject(p)})
+}
