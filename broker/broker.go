@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 
 	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/telemetry"
@@ -199,9 +200,10 @@ func (b *Broker) security() (s security, err error) {
 	return s, err
 }
 
-// dial returns a connection to another process of the cluster.
-func (b *Broker) dial(t *tls.Config) func(addr string) (*grpc.ClientConn, error) {
+// dial returns connections to other processes of the cluster, which speak with
+// codec; nil: plain Protobuf.
+func (b *Broker) dial(t *tls.Config, codec encoding.CodecV2) func(addr string) (*grpc.ClientConn, error) {
 	return func(addr string) (*grpc.ClientConn, error) {
-		return rpcserver.Dial(addr, rpcserver.DialOptions{TLS: t, Secret: string(b.cfg.Security.ClusterSecret), Dial: b.deps.Dial})
+		return rpcserver.Dial(addr, rpcserver.DialOptions{TLS: t, Secret: string(b.cfg.Security.ClusterSecret), Codec: codec, Dial: b.deps.Dial})
 	}
 }
