@@ -72,7 +72,7 @@ fmt: ## Format Go and proto files
 lint: ## Run all linters, the import rules among them
 	$(LINT) config verify
 	$(LINT) fmt --diff
-	$(LINT) run
+	$(LINT) run --allow-parallel-runners
 	go mod tidy -diff
 
 .PHONY: test

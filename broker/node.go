@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -275,7 +276,7 @@ func (n *node) servePorts() []func(context.Context) error {
 		},
 	}
 	if n.lis.admin != nil {
-		admin := telemetry.Admin{Metrics: n.broker.deps.Registry, Healthy: n.root.Failure().Err, Ready: n.unready}
+		admin := telemetry.Admin{Metrics: n.broker.deps.Registry, Healthy: n.root.Failure().Err, Ready: n.notReady}
 		parts = append(parts, func(ctx context.Context) error { return admin.Serve(ctx, n.lis.admin) })
 	}
 	return parts
@@ -323,11 +324,12 @@ var (
 	errRecovering = errors.New("recovering: the logs are being opened")
 	errFenced     = errors.New("not in service yet: the controller has not admitted this broker")
 	errCatchingUp = errors.New("catching up: some replicas are not in sync yet")
+	errElecting   = errors.New("some partitions of this broker are about to get their leader")
 	errLeaving    = errors.New("shutting down")
 )
 
 // catchUpTime is after how long a broker is ready though some of its replicas
-// are not back in sync.
+// are not back in sync, or not led.
 const catchUpTime = 60 * time.Second
 
 // unready says why the broker should get no work, nil when it should. That no
@@ -346,18 +348,48 @@ func (n *node) unready() error {
 	return nil
 }
 
-// lagging says whether a replica of this broker is out of its ISR.
+// lagging says why work sent to this broker would not go well yet: a replica
+// of it is out of its ISR, or one that it could lead is not led. Leaders are
+// elected, and begin to lead, after the broker was let into service.
 func (n *node) lagging() error {
-	self := n.store.Load().Self
-	for _, t := range n.store.Load().Topics() {
+	img := n.store.Load()
+	for _, t := range img.Topics() {
 		for i := range t.Partitions {
 			p := &t.Partitions[i]
-			if slices.Contains(p.Replicas, self) && !slices.Contains(p.ISR, self) {
+			switch {
+			case !slices.Contains(p.Replicas, img.Self):
+			case !slices.Contains(p.ISR, img.Self):
 				return errCatchingUp
+			case p.Leader == metadata.NoBroker, p.Leader == img.Self && !n.leads(t, int32(i)): //nolint:gosec // bounded by the image
+				return errElecting
 			}
 		}
 	}
 	return nil
+}
+
+// leads says whether this broker leads a partition as the metadata has it, or
+// has lost what it would lead.
+func (n *node) leads(t *metadata.Topic, i int32) bool {
+	p, err := n.set.Get(t.ID, i)
+	if err != nil {
+		return !errors.Is(err, partition.ErrNoLeader)
+	}
+	return p.State().Leader
+}
+
+// notReady is unready, and before the broker has been ready once also why that
+// takes so long.
+func (n *node) notReady() error {
+	if err := n.unready(); err != nil {
+		return err
+	}
+	select {
+	case <-n.broker.inService:
+		return nil
+	default:
+		return cmp.Or(n.lagging(), errCatchingUp)
+	}
 }
 
 // watchReadiness keeps the health services up to date until ctx is done.

@@ -76,6 +76,13 @@ func (p *Partition) readFailed(from record.Offset, err error) error {
 	return fmt.Errorf("read %s at %d: %w", p, from, err)
 }
 
+// Damaged notes that a reader found the payload of the offsets from from up to
+// next damaged.
+func (p *Partition) Damaged(from, next record.Offset, what string) {
+	p.host.metrics.corrupt.Inc()
+	p.log.NoteDamage(from, next, what)
+}
+
 // OffsetForTime finds the first committed record whose time is at or after ms.
 // That there is none is an answer only of a settled, confirmed leader; else it
 // is the error of End.

@@ -318,7 +318,7 @@ func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err er
 	for pos := 0; pos < len(b); {
 		frame, verdict := record.ParseFrame(b[pos:], int64(len(b)-pos), record.MaxFrameSize)
 		if verdict != record.OK {
-			return parts, got, corruptLog(s, got.next, verdict.String())
+			return parts, got, corruptLog(s, got.next, got.next, verdict.String())
 		}
 		h := &frame.Header
 		from := pos
@@ -354,8 +354,10 @@ func countFrom(h *record.Header, next, stop record.Offset) int64 {
 	return max(min(int64(h.RecordCount), int64(wanted)), 0)
 }
 
-// corruptLog says that damage was found after the log was read.
-func corruptLog(s *fetchSub, next record.Offset, what string) error {
+// corruptLog says that damage was found after the log was read: in the offsets
+// from from up to next.
+func corruptLog(s *fetchSub, from, next record.Offset, what string) error {
+	s.part.Damaged(from, next, what)
 	return &logError{
 		kind: partition.ErrLogCorrupt,
 		text: s.topic + "/" + decimal(s.key.partition) + ": damaged data in the log at offset " + decimal(s.next) + ": " + what,

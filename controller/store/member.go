@@ -67,7 +67,7 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 		return nil, fmt.Errorf("etcd data: %w", err)
 	}
 	closing := &atomic.Bool{}
-	server, err := embed.StartEtcd(e.config(zapLogger(log, closing)))
+	server, err := startEtcd(e.config(zapLogger(log, closing)))
 	if err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", e.Dir, err)
 	}
@@ -87,6 +87,19 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 		err = ctx.Err()
 	}
 	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())
+}
+
+// ErrUnusable is returned when etcd gives up on what it finds in its directory.
+var ErrUnusable = errors.New("the metadata store can't be used: look for a full disk or damaged files, free space or restore a copy")
+
+// startEtcd is embed.StartEtcd, which panics when the disk is full, and on files that it can't make sense of: that is no fault of this program.
+func startEtcd(cfg *embed.Config) (server *embed.Etcd, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			server, err = nil, fmt.Errorf("%w: %v", ErrUnusable, p)
+		}
+	}()
+	return embed.StartEtcd(cfg)
 }
 
 func (e Embedded) config(log *zap.Logger) *embed.Config {

@@ -19,11 +19,11 @@ func TestNoNakedGoroutines(t *testing.T) {
 }
 
 // A test that sleeps is slow on a fast machine and flaky on a slow one. In a
-// synctest bubble sleeping costs nothing. Other code could not be stopped.
-func TestNoSleeping(t *testing.T) {
+// synctest bubble sleeping costs nothing.
+func TestNoSleepingInTests(t *testing.T) {
 	for _, s := range sources(t) {
 		name := s.imports("time")
-		if name == "" || s.test && s.imports("testing/synctest") != "" {
+		if name == "" || !s.test || s.imports("testing/synctest") != "" {
 			continue
 		}
 		ast.Inspect(s.File, func(n ast.Node) bool {

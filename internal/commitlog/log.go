@@ -186,6 +186,13 @@ func (l *Log) Damage() []Range {
 	return clampRanges(known, v.start, end)
 }
 
+// NoteDamage is for who looks into the payloads that Read gave it, and found
+// that those of the offsets from from up to next are damaged.
+func (l *Log) NoteDamage(from, next record.Offset, what string) {
+	v := l.view.Load()
+	_ = l.found(&CorruptError{Path: v.segments[v.find(from)].file.path, Position: -1, Offset: from, NextOffset: next, What: what})
+}
+
 // found notes the damage that a read met, and tells the owner of it once. It
 // returns err.
 func (l *Log) found(err error) error {

@@ -173,7 +173,7 @@ type Event struct {
 	Kind EventKind
 	// Path is the file it is about.
 	Path string
-	// Position is where in that file, in bytes.
+	// Position is where in that file, in bytes; -1 when it is not known.
 	Position int64
 	// Detail says more, for people.
 	Detail string
