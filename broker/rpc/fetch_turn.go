@@ -357,7 +357,9 @@ func countFrom(h *record.Header, next, stop record.Offset) int64 {
 // corruptLog says that damage was found after the log was read: in the offsets
 // from from up to next.
 func corruptLog(s *fetchSub, from, next record.Offset, what string) error {
-	s.part.Damaged(from, next, what)
+	if p, ok := s.part.(*partition.Partition); ok {
+		p.Damaged(from, next, what) // what another broker leads is not in this log
+	}
 	return &logError{
 		kind: partition.ErrLogCorrupt,
 		text: s.topic + "/" + decimal(s.key.partition) + ": damaged data in the log at offset " + decimal(s.next) + ": " + what,
