@@ -385,6 +385,9 @@ func TestOnData_refuses(t *testing.T) {
 		for name, change := range map[string]func(*Data){
 			"flipped bits":         func(d *Data) { d.Batches = slices.Clone(d.Batches); d.Batches[got.N-1] ^= 1 },
 			"cut":                  func(d *Data) { d.Batches = d.Batches[:got.N-1] },
+			"a later epoch": func(d *Data) {
+				d.Batches, d.Next = batch(t, 1, 0).Seal(0, 2, 0, record.CreateTime), 1
+			},
 			"more than it says":    func(d *Data) { d.Next = 1 },
 			"a place of its own":   func(d *Data) { d.Start = 1 },
 			"another subscription": func(d *Data) { d.Subscription-- },
