@@ -20,14 +20,14 @@ func TestHandOver(t *testing.T) {
 		r.pull(2, 3)
 		l := r.nodes[1]
 		ask := func(epoch record.Epoch) {
-			l.session.released = nil
+			l.session.answers()
 			l.session.handler.HandOver(metadata.HandOver{Topic: r.topic, LeaderEpoch: epoch, To: 2})
 			synctest.Wait()
 		}
 		released := func(want ...bool) {
 			t.Helper()
 			var got []bool
-			for _, r := range l.session.released {
+			for _, r := range l.session.answers() {
 				got = append(got, r.Released)
 			}
 			if !slices.Equal(got, want) {
@@ -138,13 +138,13 @@ func TestStalled(t *testing.T) {
 		r.pull(2, 3)
 		time.Sleep(9 * time.Second)
 		synctest.Wait()
-		if len(l.session.asked) != 0 {
-			t.Errorf("asked %+v", l.session.asked)
+		if len(l.session.asks()) != 0 {
+			t.Errorf("asked %+v", l.session.asks())
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if n := len(l.session.asked); n < 1 || n > 3 || l.session.asked[0].LeaderEpoch != 1 || !strings.HasPrefix(l.session.asked[0].Reason, "stalled") {
-			t.Errorf("asked %+v", l.session.asked)
+		if n := len(l.session.asks()); n < 1 || n > 3 || l.session.asks()[0].LeaderEpoch != 1 || !strings.HasPrefix(l.session.asks()[0].Reason, "stalled") {
+			t.Errorf("asked %+v", l.session.asks())
 		}
 		close(release)
 		synctest.Wait()

@@ -59,7 +59,7 @@ func (p *Partition) startToken(subscription int64, notify func()) (FollowerSubsc
 // It needs the writing token.
 func (p *Partition) fit() bool {
 	var err error
-	if p.Damage() != nil {
+	if p.damagedHere() {
 		heal, withdraw := p.damaged()
 		if withdraw {
 			return false

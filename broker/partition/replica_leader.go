@@ -213,7 +213,7 @@ func (p *Partition) unfitLocked(now time.Time) string {
 		return "stalled: the disk has not answered for " + p.core.lag.max.String()
 	case p.core.faulty(now):
 		return "stalled: followers were not sent what they have credit for"
-	case p.Damage() != nil:
+	case p.damagedHere():
 		return "corrupt: stored records are damaged"
 	}
 	return ""
