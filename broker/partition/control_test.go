@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,6 +84,39 @@ func TestHandOver(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 		r.append(2, 1)
+	})
+}
+
+// An append that hangs is not left behind, and holds nobody else up.
+func TestHandOver_hangingAppend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		l := r.nodes[1]
+		release := make(chan struct{})
+		l.fault.Before(vfs.OpWrite, func(vfs.Op, string) { <-release })
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = l.p.Append(batch(t, 1, 0), nil) })
+		synctest.Wait()
+		ask := func() []metadata.Released {
+			l.session.handler.HandOver(metadata.HandOver{Topic: r.topic, LeaderEpoch: 1, To: 2})
+			time.Sleep(drainTime - moveEvery)
+			synctest.Wait()
+			if got := l.session.answers(); len(got) != 0 {
+				t.Errorf("answered %+v with an append under way", got)
+			}
+			time.Sleep(3 * moveEvery)
+			synctest.Wait()
+			return l.session.answers()
+		}
+		if got := ask(); len(got) != 1 || got[0].Released {
+			t.Errorf("answered %+v", got)
+		}
+		close(release)
+		wg.Wait()
+		if st := l.p.State(); st.Moving || st.LogEnd != 1 {
+			t.Errorf("%+v", st)
+		}
 	})
 }
 
