@@ -220,6 +220,8 @@ func (p *Partition) Damage() error {
 	return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: p.log.Dir(), Position: -1, From: d[0].From, Next: d[0].To}
 }
 
+func (p *Partition) damagedHere() bool { return p.Damage() != nil }
+
 // metDamage returns the damage a read met last, nil when there was none or it was
 // removed since.
 func (p *Partition) metDamage() *CorruptError {
