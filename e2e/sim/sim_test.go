@@ -63,11 +63,12 @@ func TestClusters(t *testing.T) {
 func run(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	s := shape{controllers: 1 + 2*rng.IntN(2), brokers: 3 + rng.IntN(3), lag: time.Duration(2+rng.IntN(9)) * time.Second}
+	s.latency = []time.Duration{0, 3 * time.Millisecond, 25 * time.Millisecond}[rng.IntN(3)]
 	c := newCluster(t, seed, s)
 	c.logs.note("seed %d: %+v", seed, s)
 	defer func() {
 		for _, line := range c.judge.found() {
-			t.Errorf("%s", line)
+			t.Errorf("VIOLATED %s", line)
 		}
 		if path := os.Getenv("RUNNEL_SIM_LOG_FILE"); path != "" {
 			if err := os.WriteFile(path, []byte(c.logs.text()), 0o600); err != nil {
@@ -104,7 +105,7 @@ func run(t *testing.T, seed uint64) {
 
 // pass lets time go by, until nothing moves, and looks.
 func (c *cluster) pass() picture {
-	time.Sleep(tick)
+	time.Sleep(time.Duration(1 + c.rng.Int64N(int64(maxTick))))
 	synctest.Wait()
 	return c.judge.look()
 }
@@ -161,7 +162,8 @@ func (c *cluster) readAll(l *load) {
 		for n := range t.partitions {
 			r := l.newReader(t, n)
 			var errs error
-			for range 3 * len(c.conns) {
+			for range 10 {
+				errs = nil
 				for _, conn := range c.conns {
 					hw, err := r.whole(conn)
 					if err == nil && r.next >= hw {
@@ -173,6 +175,7 @@ func (c *cluster) readAll(l *load) {
 				if errs == nil {
 					break
 				}
+				time.Sleep(time.Second) // connections come back
 			}
 			if errs != nil {
 				c.judge.complain("I19", "%s/%d can't be read: %v", t.name, n, errs)
