@@ -29,6 +29,7 @@ type judge struct {
 
 	// committed is up to where each partition is known to be committed.
 	committed  map[state.PartitionKey]record.Offset
+	acked      int
 	complaints []string
 	kinds      map[string]int
 }
@@ -74,7 +75,17 @@ func (j *judge) found() []string {
 
 // acknowledged notes what a client was promised.
 func (j *judge) acknowledged(t *topic, n int32, offset int64) {
+	j.mu.Lock()
+	j.acked++
+	j.mu.Unlock()
 	j.raise(state.PartitionKey{Topic: uuid.MustParse(t.id), Number: n}, record.Offset(offset)+1)
+}
+
+// acks returns how many records were acknowledged.
+func (j *judge) acks() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.acked
 }
 
 func (j *judge) raise(k state.PartitionKey, end record.Offset) {

@@ -66,16 +66,7 @@ func run(t *testing.T, seed uint64) {
 	s.latency = []time.Duration{0, 3 * time.Millisecond, 25 * time.Millisecond}[rng.IntN(3)]
 	c := newCluster(t, seed, s)
 	c.logs.note("seed %d: %+v", seed, s)
-	defer func() {
-		for _, line := range c.judge.found() {
-			t.Errorf("VIOLATED %s", line)
-		}
-		if path := os.Getenv("RUNNEL_SIM_LOG_FILE"); path != "" {
-			if err := os.WriteFile(path, []byte(c.logs.text()), 0o600); err != nil {
-				t.Error(err)
-			}
-		}
-	}()
+	defer c.report()
 	l := c.newLoad()
 	if !c.begin(l, rng) {
 		l.end()
@@ -90,17 +81,35 @@ func run(t *testing.T, seed uint64) {
 	c.logs.note("healing")
 	sched.healAll()
 	c.settle(sched, l)
+	t.Logf("%+v, faults: %v", s, sched.counts)
+	c.finish(l)
+}
+
+// finish reads all, ends all, and judges what is left.
+func (c *cluster) finish(l *load) {
 	c.readAll(l)
 	for _, tp := range c.topics {
 		r := tp.history.Check()
 		for _, a := range r.Anomalies {
 			c.judge.complain(string(a.Kind), "%s: %s", tp.name, a.Text)
 		}
-		t.Logf("%s: %v", tp.name, r)
+		c.t.Logf("%s: %v", tp.name, r)
 	}
-	t.Logf("%+v, faults: %v", s, sched.counts)
 	c.close()
 	c.compare()
+}
+
+// report tells what was violated, and keeps the journal for who wants it.
+func (c *cluster) report() {
+	c.t.Helper()
+	for _, line := range c.judge.found() {
+		c.t.Errorf("VIOLATED %s", line)
+	}
+	if path := os.Getenv("RUNNEL_SIM_LOG_FILE"); path != "" {
+		if err := os.WriteFile(path, []byte(c.logs.text()), 0o600); err != nil {
+			c.t.Error(err)
+		}
+	}
 }
 
 // pass lets time go by, until nothing moves, and looks.
