@@ -107,6 +107,9 @@ func (p *Partition) vouch(mp *metadata.Partition, judged bool) error {
 	if err := p.log.SetSuspicion(commitlog.NotSuspect); err != nil {
 		return p.changeFailed("vouch for", err)
 	}
+	p.mu.Lock()
+	p.suspicion = ""
+	p.mu.Unlock()
 	return nil
 }
 
