@@ -71,7 +71,8 @@ type load struct {
 
 	errs []error
 	why  map[string]int // outcomes other than acknowledged, by their error
-	// acked is when each partition last had a record acknowledged.
+	// acked is when the newest record of each partition that is acknowledged
+	// was sent.
 	acked [txnsPartitions]time.Time
 }
 
@@ -141,15 +142,15 @@ func (l *load) write(ctx context.Context, seeds []string) error {
 			running = false
 			continue
 		}
-		n := l.h.Next(me)
-		p.Produce(ctx, client.Record{Topic: txns, Value: history.Value(me, n, size)}, func(r client.Result) { l.outcome(me, n, r) })
+		n, at := l.h.Next(me), time.Now()
+		p.Produce(ctx, client.Record{Topic: txns, Value: history.Value(me, n, size)}, func(r client.Result) { l.outcome(me, n, at, r) })
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*deliveryWithin)
 	defer cancel()
 	return p.Close(ctx)
 }
 
-func (l *load) outcome(producer int, n int64, r client.Result) {
+func (l *load) outcome(producer int, n int64, at time.Time, r client.Result) {
 	fate := history.Acknowledged
 	switch r.Outcome() {
 	case client.Failed:
@@ -163,8 +164,8 @@ func (l *load) outcome(producer int, n int64, r client.Result) {
 	defer l.mu.Unlock()
 	if r.Err != nil {
 		l.why[r.Err.Error()]++
-	} else {
-		l.acked[r.Partition] = time.Now()
+	} else if at.After(l.acked[r.Partition]) {
+		l.acked[r.Partition] = at
 	}
 }
 
@@ -232,13 +233,13 @@ func (l *load) check(t *testing.T) history.Report {
 	return r
 }
 
-// flowing waits until every partition has a record acknowledged that is newer
-// than since.
+// flowing waits until every partition has a record acknowledged that was sent
+// after since.
 func (l *load) flowing(t *testing.T, since time.Time, within time.Duration) {
 	t.Helper()
 	give := time.NewTimer(within)
 	defer give.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		stuck := l.stuck(since)
