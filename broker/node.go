@@ -18,6 +18,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/replication"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/broker/rpc"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/lifecycle"
@@ -44,7 +45,9 @@ type node struct {
 	replicas  *replication.Server
 	followers *replication.Followers
 
+	router   *router.Router
 	logs     *rpc.LogService
+	forward  *rpc.ForwardService
 	client   *rpcserver.Server
 	internal *rpcserver.Server
 	drain    chan struct{} // closed when streams are to end
@@ -131,18 +134,22 @@ func (n *node) build(sec security) {
 	if maxAge == 0 {
 		maxAge = -1
 	}
+	n.router = router.New(router.Options{Store: n.store, Dial: b.dial(sec.dial, codec), Rules: rpc.Rules(), Pool: pool, Metrics: reg})
 	n.logs = rpc.NewLogService(rpc.LogOptions{
-		Store: n.store, Partitions: n.set, Rules: rpc.Rules(), Metrics: reg, Pool: pool, Find: finder.Find,
+		Store: n.store, Partitions: n.set, Rules: rpc.Rules(), Metrics: reg, Pool: pool, Router: n.router, Find: finder.Find,
 		MaxInflight: b.cfg.Streams.ProduceMaxInflight, MaxStreamAge: maxAge, GoawayGrace: b.cfg.Streams.GoawayGrace.Std(),
 		FetchBuffer: int64(b.cfg.Streams.FetchBufferBytes),
 	})
 	n.logs.Register(n.client)
 	admin := rpc.AdminDeps{
-		Store: n.store, Session: n.session, Set: n.set, Root: n.root, Finder: finder, Descriptors: descriptors,
+		Store: n.store, Session: n.session, Set: n.set, Root: n.root, Finder: finder, Router: n.router, Descriptors: descriptors,
 		Version: b.deps.Version, Drain: n.drain, Log: log,
 	}
-	runnelv1.RegisterAdminServiceServer(n.client, rpc.NewAdminService(admin))
+	counter := rpc.NewAdminService(admin)
+	runnelv1.RegisterAdminServiceServer(n.client, counter)
 	runnelv1.RegisterMetadataServiceServer(n.client, rpc.NewMetadataService(admin, maxAge))
+	n.forward = rpc.NewForwardService(n.logs, counter)
+	n.forward.Register(n.internal)
 	n.client.Recovering()
 	n.internal.Recovering()
 	newMetrics(n, reg)
@@ -216,6 +223,7 @@ func (n *node) run(ctx context.Context) error {
 	ports := begin(ctx, n.servePorts()...)
 	control := begin(ctx, n.session.Run, n.watchReadiness)
 	storage := begin(ctx, n.root.Run, n.set.Run, n.followers.Run)
+	forwards := begin(ctx, n.router.Run)
 	clients := begin(ctx, func(ctx context.Context) error {
 		return lifecycle.Serve(ctx, n.client.Server, n.lis.client, n.drainTime())
 	})
@@ -228,6 +236,7 @@ func (n *node) run(ctx context.Context) error {
 	case <-ports.ended:
 	case <-control.ended:
 	case <-storage.ended:
+	case <-forwards.ended:
 	case <-clients.ended:
 	}
 	if err := n.root.Failure().Err(); err != nil {
@@ -241,12 +250,15 @@ func (n *node) run(ctx context.Context) error {
 	n.startDrain()
 	err := clients.end()
 	n.logs.Wait()
+	err = errors.Join(err, forwards.end())
 	n.set.Stop(partition.ErrShuttingDown)
 	err = errors.Join(err, storage.end())
 	n.replicas.Drain()
 	err = errors.Join(err, n.closeRoot())
+	n.forward.Drain() // what came for partitions of this broker has been answered
 	err = errors.Join(err, control.end(), ports.end())
 	n.replicas.Wait()
+	n.forward.Wait()
 	n.log.Info().Err(err).Msg("the broker has ended")
 	return err
 }

@@ -18,12 +18,16 @@ import (
 var (
 	// errUnreachable: no stream to the leader could be opened. Definite.
 	errUnreachable = errors.New("the leader can't be reached at present")
+	// errBroke: a call to the leader failed under way.
+	errBroke = fmt.Errorf("%w: the call broke off", errUnreachable)
 	// errPeerGone: the metadata shows that the other broker is out of service.
 	errPeerGone = errors.New("the other broker went out of service")
 	// errNotInTime: no leader took it in time. Definite.
 	errNotInTime = errors.New("timed out before anything was stored")
 	// errFenced: an earlier request of the same pipeline was refused. Definite.
 	errFenced = errors.New("an earlier request of this pipeline was refused")
+	// errUnneeded: nobody reads over the link any more.
+	errUnneeded = errors.New("not needed any more")
 	// errClosed: the router has ended. Definite.
 	errClosed = fmt.Errorf("forward to the leader: %w", partition.ErrShuttingDown)
 )

@@ -132,6 +132,7 @@ func (f *fetcher) copyRecords(s *fetchSub, c *fetchCursor, limit record.Offset, 
 		}
 		got.records++
 		got.next = c.rec.Offset + 1
+		got.wrote, got.epoch = got.next, c.frame.Header.LeaderEpoch
 		c.has = false
 	}
 }
@@ -341,6 +342,7 @@ func (w *batchWriter) frame(f *record.Frame, b []byte, got *fetched) (bool, erro
 	w.buf = append(w.buf, b...)
 	got.records += countFrom(&f.Header, got.next, w.stop)
 	got.next = f.Header.NextOffset()
+	got.wrote, got.epoch = got.next, f.Header.LeaderEpoch
 	return true, nil
 }
 
