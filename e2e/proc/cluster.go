@@ -120,10 +120,15 @@ func (l *launcher) launch(ctx context.Context) error {
 // A member is one controller, before it runs.
 type member struct{ name, listen, advertised, admin, etcd, peer string }
 
-func (l *launcher) controllerArgs(m member, _ []member) []string {
+func (l *launcher) controllerArgs(m member, all []member) []string {
+	var members []string
+	for _, other := range all {
+		members = append(members, other.name+"="+other.peer)
+	}
 	return append([]string{"controller", "--bootstrap"}, set(append([]string{
 		"data_dir=" + filepath.Join(l.Dir, m.name), "listen.controller=" + m.listen, "listen.advertised=" + m.advertised,
-		"listen.admin=" + m.admin, "etcd.client=" + m.etcd, "etcd.peer=" + m.peer, "logging.format=text",
+		"listen.admin=" + m.admin, "etcd.client=" + m.etcd, "etcd.peer=" + m.peer,
+		"etcd.name=" + m.name, "etcd.initial_members=" + strings.Join(members, ","), "logging.format=text",
 	}, l.ControllerSet...))...)
 }
 
