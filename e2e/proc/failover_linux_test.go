@@ -64,6 +64,7 @@ func TestFailoverTimes(t *testing.T) {
 			var took []time.Duration
 			for range trials {
 				l.flowing(t, time.Now(), flowsWithin)
+				apart(t)
 				leader := settled(t, g)
 				begin := time.Now()
 				if err := f.hurt(g, leader); err != nil {
@@ -80,6 +81,19 @@ func TestFailoverTimes(t *testing.T) {
 			t.Logf("%s, %d trials: median %v, worst %v (aim: below %v); %d of %d outcomes unknown",
 				f.name, trials, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond), f.aim, r.Unknown, r.Sent)
 		})
+	}
+}
+
+// apart waits a little longer than a session lasts: when brokers are lost faster
+// than that, the controllers believe no sign but silence.
+func apart(t *testing.T) {
+	t.Helper()
+	timer := time.NewTimer(4 * time.Second)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+		t.Fatal(t.Context().Err())
 	}
 }
 

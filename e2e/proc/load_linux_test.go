@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -163,10 +164,16 @@ func (l *load) outcome(producer int, n int64, at time.Time, r client.Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.Err != nil {
-		l.why[r.Err.Error()]++
+		l.why[unnumbered(r.Err)]++
 	} else if at.After(l.acked[r.Partition]) {
 		l.acked[r.Partition] = at
 	}
+}
+
+// unnumbered returns an error's text with N for each number, so that those that
+// are alike count together.
+func unnumbered(err error) string {
+	return regexp.MustCompile("[0-9]+").ReplaceAllString(err.Error(), "N")
 }
 
 // read reads all partitions, from the beginning, until their end or ctx's.
