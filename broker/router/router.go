@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -323,4 +325,28 @@ func nextBackoff(d time.Duration) time.Duration {
 		return firstBackoff
 	}
 	return min(2*d, lastBackoff)
+}
+
+// Held is what a router keeps for requests that are not done.
+type Held struct {
+	// Unanswered is how many bytes were sent and not answered.
+	Unanswered int64
+	// Waiting is how many pipelines wait for a leader.
+	Waiting int
+	// Detached is how many bytes of ended streams wait.
+	Detached int64
+}
+
+// Held returns what is kept at present.
+func (r *Router) Held() Held {
+	r.mu.Lock()
+	h := Held{Waiting: len(r.parked), Detached: r.detached}
+	peers := slices.Collect(maps.Values(r.peers))
+	r.mu.Unlock()
+	for _, p := range peers {
+		p.mu.Lock()
+		h.Unanswered += p.unanswered
+		p.mu.Unlock()
+	}
+	return h
 }
