@@ -29,7 +29,9 @@ TRIALS ?= 20
 # What the benchmark writes as JSON beside its text.
 BENCH_JSON ?= bin/bench.json
 
-RACE_PACKAGES := ./broker/... ./client/... ./cmd/... ./controller/... ./internal/...
+# Where goroutines meet.
+RACE_PACKAGES := ./broker/... ./client/... ./cmd/... ./controller/... \
+	$(addprefix ./internal/,commitlog/... lifecycle/... record/... rpcserver/... telemetry/... vfs/... wire/...)
 CROSS := linux/amd64 linux/arm64 darwin/arm64 windows/amd64
 
 .PHONY: help
@@ -85,7 +87,7 @@ test: ## Run all tests, the end-to-end ones on a part of their input
 	go test ./...
 
 .PHONY: race
-race: ## Run the tests of all but e2e under the race detector
+race: ## Run the tests of what has goroutines under the race detector
 	CGO_ENABLED=1 go test -race -short $(RACE_PACKAGES)
 
 .PHONY: fuzz
