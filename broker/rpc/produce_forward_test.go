@@ -145,7 +145,7 @@ type pumped struct {
 func (w *testTown) pumpThrough(id int32, topic string, count int, pause time.Duration, timeout time.Duration) <-chan pumped {
 	stream := w.brokers[id].open()
 	out := make(chan pumped, 1)
-	go func() {
+	w.pumps.Go(func() {
 		for i := range count {
 			req := textRequest(uint64(i+1), topic, 0, strconv.Itoa(i+1))
 			req.Timeout = durationpb.New(timeout)
@@ -155,8 +155,8 @@ func (w *testTown) pumpThrough(id int32, topic string, count int, pause time.Dur
 			time.Sleep(pause)
 		}
 		_ = stream.CloseSend()
-	}()
-	go func() {
+	})
+	w.pumps.Go(func() {
 		p := pumped{answers: map[uint64]*runnelv1.ProduceResponse{}}
 		for {
 			r, err := stream.Recv()
@@ -169,7 +169,7 @@ func (w *testTown) pumpThrough(id int32, topic string, count int, pause time.Dur
 			}
 			p.answers[r.GetRequestId()] = r
 		}
-	}()
+	})
 	return out
 }
 
@@ -529,11 +529,11 @@ func TestForward_backPressure(t *testing.T) {
 				}
 				stream := w.brokers[1].open()
 				const sent = 20
-				go func() {
+				w.pumps.Go(func() {
 					for i := range sent {
 						_ = stream.Send(textRequest(uint64(i+1), "t", c.parts[i%len(c.parts)], strings.Repeat("x", kib)))
 					}
-				}()
+				})
 				time.Sleep(time.Second)
 				got := 0
 				for _, end := range w.brokers[2].ends() {
