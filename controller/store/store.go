@@ -25,8 +25,8 @@ const (
 	// txnTimeout is shorter: a member sends what it is asked for to the leader it knows, and what went to one that has just died
 	// never comes back. To find out and to ask again is safe.
 	txnTimeout = 1500 * time.Millisecond
-	minBackoff  = 20 * time.Millisecond
-	maxBackoff  = time.Second
+	minBackoff = 20 * time.Millisecond
+	maxBackoff = time.Second
 )
 
 // A Store is one cluster's metadata. It is safe for concurrent use.
