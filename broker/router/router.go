@@ -86,6 +86,8 @@ type Router struct {
 	// routines are links and local appends; Run joins them.
 	routines sync.WaitGroup
 
+	// ahead counts the bytes that sources hold.
+	ahead  atomic.Int64
 	closed atomic.Bool
 	// mu guards the fields below
 	mu sync.Mutex
@@ -335,12 +337,14 @@ type Held struct {
 	Waiting int
 	// Detached is how many bytes of ended streams wait.
 	Detached int64
+	// Ahead is how many bytes were read ahead for readers.
+	Ahead int64
 }
 
 // Held returns what is kept at present.
 func (r *Router) Held() Held {
 	r.mu.Lock()
-	h := Held{Waiting: len(r.parked), Detached: r.detached}
+	h := Held{Waiting: len(r.parked), Detached: r.detached, Ahead: r.ahead.Load()}
 	peers := slices.Collect(maps.Values(r.peers))
 	r.mu.Unlock()
 	for _, p := range peers {

@@ -23,6 +23,7 @@ import (
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcserver"
@@ -324,5 +325,64 @@ func (s *forwardStream) check(r *wire.ForwardProduce, reason runnelv1.ErrorReaso
 	s.send(r)
 	if got := s.recv(); got.Sequence != s.sent || got.Error.GetReason() != reason || got.Error.GetOutcomeUnknown() {
 		s.t.Errorf("request %d: %+v, want %v", s.sent, got, reason)
+	}
+}
+
+// copyLog brings the logs of other brokers up to what the leader has, as
+// replication would. Each leads for a moment, as far as it knows.
+func (w *testTown) copyLog(name string, n int32, to ...int32) {
+	w.t.Helper()
+	now := w.topics[name].partitions[n]
+	leader := w.brokers[now.GetLeader()].part(name, n)
+	buf := make([]byte, 16<<20)
+	size, err := leader.Read(buf, leader.State().LogStart, leader.State().HighWatermark)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, id := range to {
+		if id == now.GetLeader() {
+			continue
+		}
+		p := w.brokers[id].part(name, n)
+		for b := buf[:size]; len(b) > 0; {
+			frame, verdict := record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
+			if verdict != record.OK {
+				w.t.Fatal(verdict)
+			}
+			if frame.Header.BaseOffset >= p.State().LogEnd {
+				w.lead(name, n, id, frame.Header.LeaderEpoch)
+				w.appendCopy(p, frame, b)
+			}
+			b = b[frame.Size:]
+		}
+		w.tell(name, n, id)
+	}
+}
+
+// lead lets one broker believe that it leads in an epoch.
+func (w *testTown) lead(name string, n, id int32, epoch record.Epoch) {
+	w.t.Helper()
+	alone, _ := proto.Clone(w.topics[name].partitions[n]).(*controllerv1.PartitionRecord)
+	alone.Leader, alone.LeaderEpoch, alone.Isr = id, int64(epoch), []int32{id}
+	w.publish([]*controllerv1.MetadataObject{partitionObject(alone)}, id)
+}
+
+func (w *testTown) appendCopy(p *partition.Partition, frame record.Frame, b []byte) {
+	w.t.Helper()
+	builder := record.NewBuilder(record.NewCodec(), record.Limits{MaxRecordBytes: record.MaxRecordSize})
+	it := record.NewIterator(record.NewCodec())
+	it.Reset(frame.Header, frame.Payload(b))
+	for it.Next() {
+		r := it.Record()
+		if err := builder.Add(r.Key, r.Value, nil, r.TimestampMs); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	batch, err := builder.Finish(record.CompressionNone, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if got, err := p.Append(&batch, nil); err != nil || got.Base != frame.Header.BaseOffset {
+		w.t.Fatalf("copied to %d, %v, want %d", got.Base, err, frame.Header.BaseOffset)
 	}
 }
