@@ -122,8 +122,8 @@ func TestBrokenConnection_is_not_death(t *testing.T) {
 		prepare func(w *world, b *broker, d *door)
 		lo, hi  time.Duration
 	}{
-		"the broker answers":         {3, nil, func(w *world, b *broker, d *door) {}, 2500 * time.Millisecond, 4 * time.Second},
-		"its machine is not reached": {3, nil, func(w *world, b *broker, _ *door) { w.setDial("broker-1:7421", os.ErrDeadlineExceeded) }, 2500 * time.Millisecond, 4 * time.Second},
+		"the broker answers":         {3, nil, func(*world, *broker, *door) {}, 2500 * time.Millisecond, 4 * time.Second},
+		"its machine is not reached": {3, nil, func(w *world, _ *broker, _ *door) { w.setDial("broker-1:7421", os.ErrDeadlineExceeded) }, 2500 * time.Millisecond, 4 * time.Second},
 		"somebody else answers": {3, nil, func(_ *world, _ *broker, d *door) {
 			d.set(func(p *replicav1.ProbeResponse) { p.BrokerId = 7; p.Incarnation = "x" })
 		}, 2500 * time.Millisecond, 4 * time.Second},
@@ -250,10 +250,12 @@ func inPairs(t *testing.T, n int, test func(w *world, first *mortal, second *run
 
 // readyWithin waits for a controller to be active, and reports whether it was in time.
 func readyWithin(r *running, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
 	case <-r.Ready():
 		return true
-	case <-time.After(d):
+	case <-timer.C:
 		return false
 	}
 }
@@ -294,7 +296,7 @@ func TestKilledController_is_replaced_at_once(t *testing.T) {
 func TestStandby_does_not_depose_a_controller_that_lives(t *testing.T) {
 	for name, fault := range map[string]error{"it answers": nil, "it is not reached": os.ErrDeadlineExceeded} {
 		t.Run(name, func(t *testing.T) {
-			inPairs(t, 1, func(w *world, first *mortal, second *running, b []*broker) {
+			inPairs(t, 1, func(w *world, _ *mortal, second *running, b []*broker) {
 				w.setDial(addr1, fault)
 				w.cut(addr1, false)
 				time.Sleep(time.Minute)
@@ -314,7 +316,7 @@ func TestStandby_does_not_depose_a_controller_that_lives(t *testing.T) {
 
 // Fault 64: an active controller that no broker reaches fences nobody, and another one takes over.
 func TestIsolatedController_resigns(t *testing.T) {
-	inPairs(t, 3, func(w *world, first *mortal, second *running, b []*broker) {
+	inPairs(t, 3, func(w *world, _ *mortal, second *running, b []*broker) {
 		t := w.t
 		topic := mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t", ReplicationFactor: new(int32(3))}).GetTopicId()
 		before := b[0].partition(topic, 0)

@@ -191,7 +191,7 @@ func TestThreeMembers(t *testing.T) {
 			t.Errorf("member %+v", m)
 		}
 	}
-	tr.backupAndRestore(w, b, live, topic)
+	tr.backupAndRestore(b, live, topic)
 	var wg sync.WaitGroup
 	for n := range 3 {
 		wg.Go(func() { _ = tr.stops[n]() }) // the last one has no etcd to say goodbye to
@@ -213,14 +213,16 @@ func (tr *trio) bound(n int) bool {
 
 // awaitEnd waits for a controller to end by itself, and returns why.
 func (tr *trio) awaitEnd(n int) error {
+	timer := time.NewTimer(100 * time.Millisecond)
+	defer timer.Stop()
 	select {
 	case <-tr.ctls[n].Bound():
-	case <-time.After(100 * time.Millisecond):
+	case <-timer.C:
 	}
 	return tr.stops[n]()
 }
 
-func (tr *trio) backupAndRestore(w *world, b *broker, live []string, topic string) {
+func (tr *trio) backupAndRestore(b *broker, live []string, topic string) {
 	t := tr.t
 	var file bytes.Buffer
 	info, err := controller.Backup(t.Context(), tr.cfgs[0], live, &file, tr.log)

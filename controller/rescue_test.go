@@ -3,6 +3,7 @@ package controller_test
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -96,6 +97,7 @@ func TestFenceBroker_holds_until_the_process_starts_anew(t *testing.T) {
 		if other.phaseLocked(lead.id()) != fenced || p.GetLeader() != other.id() || slices.Contains(p.GetIsr(), lead.id()) {
 			t.Errorf("broker %v, partition %v", other.phaseLocked(lead.id()), p)
 		}
+		synctest.Wait()
 		// The same process stays out, with another session, too.
 		lead.leave()
 		lead.join(addr1)

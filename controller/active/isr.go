@@ -42,7 +42,7 @@ func (a *Active) propose(ctx context.Context, adm *Admission, proposals []state.
 			seen[p.Key] = true
 			n++
 			change, err := i.Propose(adm.Session.Broker(), adm.Epoch, p)
-			rejection, rejected := errors.AsType[*state.Rejection](err)
+			rejection, rejected := errors.AsType[*state.RejectedError](err)
 			switch {
 			case err == nil:
 				changes = append(changes, change)

@@ -13,7 +13,7 @@ func (c *conn) mail() error {
 	rejections := &controllerv1.IsrRejections{}
 	for _, m := range c.adm.Session.Mail() {
 		switch m := m.(type) {
-		case *state.Rejection:
+		case *state.RejectedError:
 			rejections.Rejections = append(rejections.Rejections, &controllerv1.IsrRejection{
 				TopicId: m.Key.Topic.String(), Partition: m.Key.Number, Number: m.Number, Reason: m.Reason, PartitionEpoch: m.PartitionEpoch,
 			})

@@ -25,17 +25,17 @@ type Proposal struct {
 	Number         uint64
 }
 
-// A Rejection says that a proposal was certainly not carried out, and never will be.
-type Rejection struct {
+// A RejectedError says that a proposal was certainly not carried out, and never will be.
+type RejectedError struct {
 	Key            PartitionKey
 	Number         uint64
 	Reason         string // for people
 	PartitionEpoch int64  // that stands; 0: there is no such partition
 }
 
-func (r *Rejection) Error() string { return r.Reason }
+func (r *RejectedError) Error() string { return r.Reason }
 
-// Propose returns the change that a leader's proposal asks for, a Rejection, or ErrAhead. epoch is the proposer's broker epoch.
+// Propose returns the change that a leader's proposal asks for, a RejectedError, or ErrAhead. epoch is the proposer's broker epoch.
 //
 // A member that is added must be in service under the registration under which it caught up. One that stays may be shutting
 // down, since it leaves when it can be spared. Who leaves while fewer than MinISR stay is complete, because the high watermark
@@ -43,7 +43,7 @@ func (r *Rejection) Error() string { return r.Reason }
 func (i *Image) Propose(from BrokerID, epoch int64, p Proposal) (Change, error) {
 	old := i.Partition(p.Key)
 	reject := func(format string, args ...any) (Change, error) {
-		r := &Rejection{Key: p.Key, Number: p.Number, Reason: fmt.Sprintf(format, args...)}
+		r := &RejectedError{Key: p.Key, Number: p.Number, Reason: fmt.Sprintf(format, args...)}
 		if old != nil {
 			r.PartitionEpoch = old.PartitionEpoch
 		}

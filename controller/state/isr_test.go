@@ -84,7 +84,7 @@ func TestPropose(t *testing.T) {
 				}
 				return
 			case tt.rejected != "":
-				r, ok := errors.AsType[*Rejection](err)
+				r, ok := errors.AsType[*RejectedError](err)
 				if !ok || !strings.Contains(r.Reason, tt.rejected) || r.Number != 7 || r.PartitionEpoch != 9 || r.Key != k {
 					t.Errorf("%+v, %v; want a rejection with %q", c, err, tt.rejected)
 				}
@@ -110,7 +110,7 @@ func TestPropose_for_a_partition_that_is_gone(t *testing.T) {
 	b.must(changes, err)
 	for name, key := range map[string]PartitionKey{"unknown topic": {id(1), 0}, "unknown partition": {topic, 5}, "a topic being deleted": k} {
 		_, err := b.Propose(1, b.Broker(1).Epoch, Proposal{Key: key, LeaderEpoch: 1, PartitionEpoch: 1, ISR: []Member{{1, 1}}})
-		if _, ok := errors.AsType[*Rejection](err); !ok {
+		if _, ok := errors.AsType[*RejectedError](err); !ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
