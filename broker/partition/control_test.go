@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,14 +21,14 @@ func TestHandOver(t *testing.T) {
 		r.pull(2, 3)
 		l := r.nodes[1]
 		ask := func(epoch record.Epoch) {
-			l.session.released = nil
+			l.session.answers()
 			l.session.handler.HandOver(metadata.HandOver{Topic: r.topic, LeaderEpoch: epoch, To: 2})
 			synctest.Wait()
 		}
 		released := func(want ...bool) {
 			t.Helper()
 			var got []bool
-			for _, r := range l.session.released {
+			for _, r := range l.session.answers() {
 				got = append(got, r.Released)
 			}
 			if !slices.Equal(got, want) {
@@ -86,6 +87,39 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
+// An append that hangs is not left behind, and holds nobody else up.
+func TestHandOver_hangingAppend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		l := r.nodes[1]
+		release := make(chan struct{})
+		l.fault.Before(vfs.OpWrite, func(vfs.Op, string) { <-release })
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = l.p.Append(batch(t, 1, 0), nil) })
+		synctest.Wait()
+		ask := func() []metadata.Released {
+			l.session.handler.HandOver(metadata.HandOver{Topic: r.topic, LeaderEpoch: 1, To: 2})
+			time.Sleep(drainTime - moveEvery)
+			synctest.Wait()
+			if got := l.session.answers(); len(got) != 0 {
+				t.Errorf("answered %+v with an append under way", got)
+			}
+			time.Sleep(3 * moveEvery)
+			synctest.Wait()
+			return l.session.answers()
+		}
+		if got := ask(); len(got) != 1 || got[0].Released {
+			t.Errorf("answered %+v", got)
+		}
+		close(release)
+		wg.Wait()
+		if st := l.p.State(); st.Moving || st.LogEnd != 1 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
 // With all controllers away a leader goes on as long as everybody who could be
 // elected vouches for it.
 func TestConfirmed_byFollowers(t *testing.T) {
@@ -138,13 +172,13 @@ func TestStalled(t *testing.T) {
 		r.pull(2, 3)
 		time.Sleep(9 * time.Second)
 		synctest.Wait()
-		if len(l.session.asked) != 0 {
-			t.Errorf("asked %+v", l.session.asked)
+		if len(l.session.asks()) != 0 {
+			t.Errorf("asked %+v", l.session.asks())
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if n := len(l.session.asked); n < 1 || n > 3 || l.session.asked[0].LeaderEpoch != 1 || !strings.HasPrefix(l.session.asked[0].Reason, "stalled") {
-			t.Errorf("asked %+v", l.session.asked)
+		if n := len(l.session.asks()); n < 1 || n > 3 || l.session.asks()[0].LeaderEpoch != 1 || !strings.HasPrefix(l.session.asks()[0].Reason, "stalled") {
+			t.Errorf("asked %+v", l.session.asks())
 		}
 		close(release)
 		synctest.Wait()

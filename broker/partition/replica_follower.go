@@ -59,7 +59,7 @@ func (p *Partition) startToken(subscription int64, notify func()) (FollowerSubsc
 // It needs the writing token.
 func (p *Partition) fit() bool {
 	var err error
-	if p.Damage() != nil {
+	if p.damagedHere() {
 		heal, withdraw := p.damaged()
 		if withdraw {
 			return false
@@ -133,8 +133,7 @@ func (p *Partition) answeredToken(subscription int64, a SubscribeAnswer) (again 
 	}
 	do, err := p.core.answered(subscription, a, p.log)
 	if err == nil && do.kind == noChange {
-		p.publishLocked()
-		p.noteLocked(p.ackNote) // acknowledged at once, even when nothing is to be sent
+		p.publishLocked() // and so it is acknowledged at once, also when nothing is to be sent
 	}
 	leader, epoch := p.core.follow.leader, p.core.epoch
 	p.mu.Unlock()
@@ -194,8 +193,8 @@ func (p *Partition) reset(logStart record.Offset, epoch record.Epoch) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.met.Store(nil)
 	p.core.emptied(logStart)
+	p.suspicion = ""
 	p.publishLocked()
 	return nil
 }

@@ -213,7 +213,7 @@ func (p *Partition) unfitLocked(now time.Time) string {
 		return "stalled: the disk has not answered for " + p.core.lag.max.String()
 	case p.core.faulty(now):
 		return "stalled: followers were not sent what they have credit for"
-	case p.Damage() != nil:
+	case p.damagedHere():
 		return "corrupt: stored records are damaged"
 	}
 	return ""
@@ -235,10 +235,9 @@ const (
 	releaseTime = 2 * time.Second
 )
 
-// handOver stops appends in the given leader epoch. It returns false when this
-// broker does not lead in it.
+// handOver refuses appends from now on, in the given leader epoch. It returns
+// false when this broker does not lead in it.
 func (p *Partition) handOver(epoch record.Epoch) bool {
-	p.writing <- struct{}{} // who is appending is among those that are answered
 	p.mu.Lock()
 	ok := p.stopped == nil && p.core.role == leading && p.core.epoch == epoch
 	if ok {
@@ -246,7 +245,6 @@ func (p *Partition) handOver(epoch record.Epoch) bool {
 		p.publishLocked()
 	}
 	p.mu.Unlock()
-	<-p.writing
 	p.deliver()
 	return ok
 }
@@ -254,13 +252,20 @@ func (p *Partition) handOver(epoch record.Epoch) bool {
 // drained says whether all that was appended in the epoch that is being handed
 // over is committed; ended, whether it has nothing to hand over any more.
 func (p *Partition) drained(epoch record.Epoch) (drained, ended bool) {
+	idle := false
+	select {
+	case p.writing <- struct{}{}: // no append that was admitted before is under way
+		<-p.writing
+		idle = true
+	default: // its disk may hang: not to be waited for
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
 	if p.stopped != nil || !p.core.moving || p.core.epoch != epoch {
 		return false, true
 	}
-	return p.core.drained(), false
+	return idle && p.core.drained(), false
 }
 
 // goOn takes appends again, if the leadership is still this broker's.

@@ -130,23 +130,23 @@ func TestISR_rejected(t *testing.T) {
 		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
 		r.pull(2, 3)
 		s := r.nodes[1].session
-		if len(s.proposals) != 1 || s.proposals[0].Session != 1 || s.proposals[0].PartitionEpoch != 1 || len(s.proposals[0].ISR) != 3 {
-			t.Fatalf("proposals %+v", s.proposals)
+		if len(s.proposed()) != 1 || s.proposed()[0].Session != 1 || s.proposed()[0].PartitionEpoch != 1 || len(s.proposed()[0].ISR) != 3 {
+			t.Fatalf("proposals %+v", s.proposed())
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if len(s.proposals) != 1 {
-			t.Errorf("%d proposals without an answer", len(s.proposals))
+		if len(s.proposed()) != 1 {
+			t.Errorf("%d proposals without an answer", len(s.proposed()))
 		}
-		s.handler.Rejected(metadata.Rejection{Topic: r.topic, Number: s.proposals[0].Number, Reason: "no"})
+		s.handler.Rejected(metadata.Rejection{Topic: r.topic, Number: s.proposed()[0].Number, Reason: "no"})
 		synctest.Wait()
-		if len(s.proposals) != 1 {
+		if len(s.proposed()) != 1 {
 			t.Error("proposed again at once")
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if len(s.proposals) != 2 || s.proposals[1].Number == s.proposals[0].Number {
-			t.Errorf("proposals %+v", s.proposals)
+		if len(s.proposed()) != 2 || s.proposed()[1].Number == s.proposed()[0].Number {
+			t.Errorf("proposals %+v", s.proposed())
 		}
 	})
 }
@@ -383,8 +383,11 @@ func TestOnData_refuses(t *testing.T) {
 		}
 		good := Data{Epoch: 1, Subscription: f.sub, Start: 0, Next: got.Next, Batches: buf[:got.N]}
 		for name, change := range map[string]func(*Data){
-			"flipped bits":         func(d *Data) { d.Batches = slices.Clone(d.Batches); d.Batches[got.N-1] ^= 1 },
-			"cut":                  func(d *Data) { d.Batches = d.Batches[:got.N-1] },
+			"flipped bits": func(d *Data) { d.Batches = slices.Clone(d.Batches); d.Batches[got.N-1] ^= 1 },
+			"cut":          func(d *Data) { d.Batches = d.Batches[:got.N-1] },
+			"a later epoch": func(d *Data) {
+				d.Batches, d.Next = batch(t, 1, 0).Seal(0, 2, 0, record.CreateTime), 1
+			},
 			"more than it says":    func(d *Data) { d.Next = 1 },
 			"a place of its own":   func(d *Data) { d.Start = 1 },
 			"another subscription": func(d *Data) { d.Subscription-- },
@@ -470,101 +473,6 @@ func TestReadReplica_whileTheEpochEnds(t *testing.T) {
 		got, err := r.nodes[1].p.ReadReplica(make([]byte, 1<<16), 3, r.nodes[3].sub, 0)
 		if !moved || !errors.Is(err, ErrNotSubscribed) || got.N != 0 {
 			t.Errorf("moved %v: read %+v, %v", moved, got, err)
-		}
-	})
-}
-
-// spoil damages the second batch a broker has stored, and makes it notice.
-func (n *trioNode) spoil(t *testing.T) {
-	t.Helper()
-	for _, e := range dirOf(t, n) {
-		if !strings.HasSuffix(e.Name, ".log") {
-			continue
-		}
-		f, err := n.mem.Open(n.p.log.Dir() + "/" + e.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		frame, _ := record.ParseFrame(n.bytes(t), e.Size, record.MaxFrameSize)
-		if _, err := f.WriteAt([]byte{0xff, 0xff, 0xff, 0xff}, int64(frame.Size)+20); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err := n.p.log.Read(make([]byte, 1<<16), 1, 2)
-	if err = n.p.readFailed(1, err); !errors.Is(err, ErrLogCorrupt) {
-		t.Fatalf("read of what is damaged: %v", err)
-	}
-	if n.p.Damage() == nil {
-		t.Fatal("the damage is not remembered")
-	}
-}
-
-// A damaged leader wants to be none; a damaged follower withdraws when others
-// are enough, and begins anew when nobody counts on it.
-func TestDamage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTrio(t, nil)
-		r.pull(2, 3)
-		r.append(1, 4)
-		r.pull(2, 3)
-		r.pull(2, 3)
-		bad := r.nodes[3]
-		bad.spoil(t)
-		bad.p.FollowerStop(bad.sub)
-		r.nodes[1].p.FollowerGone(3, bad.sub)
-		if _, err := r.follow(bad); !errors.Is(err, errNobody) {
-			t.Errorf("follows on, in the ISR of three: %v", err)
-		}
-		r.append(1, 1)
-		r.pull(2)
-		time.Sleep(11 * time.Second)
-		synctest.Wait()
-		if r.settle(1) != 1 || len(r.part.GetIsr()) != 2 {
-			t.Fatalf("isr %v", r.part.GetIsr())
-		}
-		r.pull(3)
-		r.settle(1)
-		if len(r.part.GetIsr()) != 3 || bad.p.Damage() != nil {
-			t.Errorf("isr %v, %v", r.part.GetIsr(), bad.p.Damage())
-		}
-		r.pull(2, 3)
-		r.wantEqual()
-
-		bad.spoil(t)
-		r.part.Isr, r.part.Elr, r.part.MinIsr = []int32{1, 3}, nil, 2
-		r.lead(1)
-		r.pull(3) // the two are as many as must be: it stays
-		if bad.p.Damage() == nil {
-			t.Error("emptied while it was counted on")
-		}
-		r.lead(3)
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		if a := bad.session.asked; len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") {
-			t.Errorf("asked %+v", a)
-		}
-	})
-}
-
-// A replica that may have lost records is trusted again when a controller that
-// knows of it has it in the ISR.
-func TestSuspicion_lifted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
-		n := r.nodes[3]
-		if err := n.p.log.SetSuspicion(commitlog.SuspectNoCheckpoint); err != nil {
-			t.Fatal(err)
-		}
-		r.pull(2, 3)
-		if n.p.log.Suspicion() == commitlog.NotSuspect {
-			t.Error("lifted before it is of the ISR")
-		}
-		r.settle(1)
-		if n.p.log.Suspicion() != commitlog.NotSuspect {
-			t.Error("not lifted")
 		}
 	})
 }

@@ -203,7 +203,7 @@ func TestSlowRead_holdsUpNobodyInSync(t *testing.T) {
 		disk.wait()
 		for range 10 {
 			_, committed := w.nodes[1].append(id, 1, 1, 1000)
-			w.within(5*time.Second, "the other partition goes on", w.done(committed))
+			w.within(20*time.Millisecond, "the other partition goes on", w.done(committed))
 		}
 		disk.release()
 		w.within(20*time.Millisecond, "the first catches up", func() bool { return w.nodes[2].replica(id, 0).State().LogEnd == 5 })
@@ -267,6 +267,32 @@ func TestIdlePartitions_live(t *testing.T) {
 		if isr := w.isr(id, 0); len(isr) != 3 || len(w.heard) != 0 {
 			t.Errorf("ISR %v, proposals %v", isr, w.heard)
 		}
+	})
+}
+
+// Heartbeats of followers confirm an idle leader while no controller does.
+func TestHeartbeats_confirmTheLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 1, 2, 3)
+		defer w.end()
+		w.deaf = true
+		id := w.topic(async, 1, 2, 1, 2, 3)
+		synctest.Wait()
+		w.away.Store(true)
+		p := w.nodes[1].replica(id, 0)
+		for range 60 {
+			time.Sleep(time.Second)
+			if !p.Confirmed() {
+				t.Fatal("it is in touch with all that could be elected")
+			}
+		}
+		w.net.isolate(3, 1)
+		time.Sleep(4 * time.Second)
+		if p.Confirmed() {
+			t.Error("a member of the ISR may have been elected")
+		}
+		w.net.heal()
+		w.within(4*time.Second, "it is in touch again", p.Confirmed)
 	})
 }
 

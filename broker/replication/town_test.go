@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,7 +54,8 @@ type town struct {
 	objects map[string]*controllerv1.MetadataObject
 	epochs  int64
 	nodes   map[int32]*node
-	deaf    bool // to proposals
+	deaf    bool        // to proposals
+	away    atomic.Bool // it confirms no leader
 	heard   []metadata.Proposal
 }
 
@@ -197,7 +199,7 @@ type session struct{ n *node }
 func (session) Report([]metadata.ReplicaReport)      {}
 func (session) Removed(uuid.UUID)                    {}
 func (session) Applied(int64)                        {}
-func (session) Confirmed() bool                      { return true }
+func (s session) Confirmed() bool                    { return !s.n.town.away.Load() }
 func (session) Timeout() time.Duration               { return 3 * time.Second }
 func (session) AskLeader(metadata.LeadershipRequest) {}
 func (session) Release(metadata.Released)            {}
