@@ -27,6 +27,8 @@ type replica struct {
 	// number is the subscription, 0 while there is none. Only the worker
 	// changes it.
 	number atomic.Int64
+	// taking: the worker is appending, and acknowledges right after.
+	taking atomic.Bool
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -177,7 +179,11 @@ func (r *replica) start(l *link) {
 		return
 	}
 	number := r.peer.owner.numbers.Add(1)
-	sub, ok := r.part.FollowerStart(number, func() { l.out.ack(number, r, 0) })
+	sub, ok := r.part.FollowerStart(number, func() {
+		if !r.taking.Load() {
+			l.out.ack(number, r, 0)
+		}
+	})
 	if ok && (sub.Epoch != r.epoch || sub.Leader != r.peer.to.leader) {
 		r.part.FollowerStop(number) // just now
 		ok = false
@@ -254,12 +260,14 @@ func (r *replica) take(it *item) {
 	var err error
 	current := it.link == r.link && it.number == r.number.Load() && !r.isClosed()
 	if current {
+		r.taking.Store(true)
 		err = r.part.OnData(partition.Data{
 			Epoch: record.Epoch(d.LeaderEpoch), Subscription: d.Subscription,
 			Start: record.Offset(d.StartOffset), Next: record.Offset(d.NextOffset),
 			PrevEpoch: record.Epoch(d.PrevEpoch), HasPrevEpoch: d.HasPrevEpoch,
 			HighWatermark: record.Offset(d.HighWatermark), LogStart: record.Offset(d.LogStart), Batches: d.Frames,
 		})
+		r.taking.Store(false)
 	}
 	r.peer.owner.deps.Pool.Put(it.buf)
 	it.link.taken(bytes)
