@@ -51,7 +51,7 @@ type world struct {
 	mut     mutation
 	setup   setup
 	now     time.Time
-	calm    bool // no faults for now
+	calm    bool // no faults at present
 	brokers []*modelBroker
 	ctl     *modelController
 	streams []*stream

@@ -392,3 +392,32 @@ func TestRetention(t *testing.T) {
 		}
 	})
 }
+
+// A suspicion is lifted when the replica is in sync again, and not before.
+func TestCaughtUpReplicaIsNotSuspect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		p := r.topic("orders", async, nil)
+		if err := p.log.SetSuspicion(commitlog.SuspectOther); err != nil {
+			t.Fatal(err)
+		}
+		p.mu.Lock()
+		p.suspicion = "for the test"
+		p.mu.Unlock()
+		for i, c := range []struct {
+			isr  []int32
+			want bool
+		}{{[]int32{2}, true}, {[]int32{2, me}, false}} {
+			o := metadatatest.PartitionObject(p.Topic().ID, 0, 2, int64(2+i))
+			o.GetPartition().Replicas, o.GetPartition().Isr = []int32{2, me}, c.isr
+			r.publish(o)
+			if got := p.Suspicion() != ""; got != c.want {
+				t.Errorf("with the ISR %v, it is said to be suspect: %v", c.isr, got)
+			}
+			if got := p.log.Suspicion() != commitlog.NotSuspect; got != c.want {
+				t.Errorf("with the ISR %v, the log is suspect: %v", c.isr, got)
+			}
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -274,10 +275,12 @@ func TestReset(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		done := make(chan error)
-		go func() {
+		var deleting sync.WaitGroup
+		defer deleting.Wait()
+		deleting.Go(func() {
 			_, err := r.nodes[1].p.DeleteRecords(ctx, 6)
 			done <- err
-		}()
+		})
 		synctest.Wait()
 		r.pull(2)
 		if err := <-done; err != nil {
@@ -327,10 +330,11 @@ func TestDeleteRecords_waitsForTheISR(t *testing.T) {
 				err   error
 			}
 			done := make(chan answer)
-			go func() {
+			var deleting sync.WaitGroup
+			deleting.Go(func() {
 				start, err := r.nodes[1].p.DeleteRecords(ctx, c.to)
 				done <- answer{start, err}
-			}()
+			})
 			synctest.Wait()
 			c.do()
 			a := <-done

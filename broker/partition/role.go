@@ -108,9 +108,8 @@ func (p *Partition) vouch(mp *metadata.Partition, judged bool) error {
 		return p.changeFailed("vouch for", err)
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-
 	p.suspicion = ""
+	p.mu.Unlock()
 	return nil
 }
 

@@ -281,6 +281,8 @@ func (l *link) send(stream grpc.ClientStream) error {
 			return errPeerGone
 		}
 		if err := stream.SendMsg(req); err != nil {
+			// What the peer said last counts; the receiver has it, or the reason.
+			<-l.ended
 			return err
 		}
 	}

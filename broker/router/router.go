@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,6 +86,8 @@ type Router struct {
 	// routines are links and local appends; Run joins them.
 	routines sync.WaitGroup
 
+	// ahead counts the bytes that sources hold.
+	ahead  atomic.Int64
 	closed atomic.Bool
 	// mu guards the fields below
 	mu sync.Mutex
@@ -323,4 +327,30 @@ func nextBackoff(d time.Duration) time.Duration {
 		return firstBackoff
 	}
 	return min(2*d, lastBackoff)
+}
+
+// Held is what a router keeps for requests that are not done.
+type Held struct {
+	// Unanswered is how many bytes were sent and not answered.
+	Unanswered int64
+	// Waiting is how many pipelines wait for a leader.
+	Waiting int
+	// Detached is how many bytes of ended streams wait.
+	Detached int64
+	// Ahead is how many bytes were read ahead for readers.
+	Ahead int64
+}
+
+// Held returns what is kept at present.
+func (r *Router) Held() Held {
+	r.mu.Lock()
+	h := Held{Waiting: len(r.parked), Detached: r.detached, Ahead: r.ahead.Load()}
+	peers := slices.Collect(maps.Values(r.peers))
+	r.mu.Unlock()
+	for _, p := range peers {
+		p.mu.Lock()
+		h.Unanswered += p.unanswered
+		p.mu.Unlock()
+	}
+	return h
 }

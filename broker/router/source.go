@@ -71,6 +71,11 @@ type chunk struct {
 	size     int64 // what it counts for with the leader
 }
 
+func (r *Router) release(c chunk) {
+	r.ahead.Add(-c.size)
+	r.opts.Pool.Put(c.buf)
+}
+
 // State returns the partition as the leader last told.
 func (s *Source) State() partition.State {
 	s.mu.Lock()
@@ -137,7 +142,7 @@ func (s *Source) skipLocked(next record.Offset) (freed int64) {
 			c.pos += frame.Size
 		}
 		freed += c.size
-		s.feed.r.opts.Pool.Put(c.buf)
+		s.feed.r.release(*c)
 		s.chunks[0] = chunk{}
 		s.chunks = s.chunks[1:]
 	}
@@ -316,7 +321,7 @@ func (s *Source) Close() {
 func (s *Source) dropLocked() (freed int64) {
 	for _, c := range s.chunks {
 		freed += c.size
-		s.feed.r.opts.Pool.Put(c.buf)
+		s.feed.r.release(c)
 	}
 	s.chunks, s.link, s.ended = nil, nil, false
 	s.available = s.next
@@ -431,6 +436,7 @@ func (s *Source) deliver(r *wire.FetchedBatches, buf *[]byte, size int64) (kept 
 	s.backoff, s.since = 0, time.Time{}
 	if start, end, ok := r.Place(); ok && r.Batches > 0 {
 		s.chunks = append(s.chunks, chunk{buf: buf, pos: start, end: end, size: size})
+		s.feed.r.ahead.Add(size)
 		kept = true
 	}
 	s.available = max(s.available, record.Offset(r.NextOffset))

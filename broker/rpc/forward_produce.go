@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -64,13 +65,14 @@ type forwardOutbox struct {
 	answers []wire.ForwardProduced
 	open    map[*forwardedWrite]struct{} // stored, and waited for
 	last    bool                         // no more requests are taken
+	count   *atomic.Int64                // of open, of all streams
 }
 
 // produce handles a ForwardProduce stream.
 func (s *ForwardService) produce(ss grpc.ServerStream) error {
 	f := &forwardProduce{
 		svc: s, in: make(chan *[]byte, 64), stop: make(chan struct{}),
-		out: forwardOutbox{wake: make(chan struct{}, 1), settled: make(chan struct{}, 1), open: map[*forwardedWrite]struct{}{}},
+		out: forwardOutbox{wake: make(chan struct{}, 1), settled: make(chan struct{}, 1), open: map[*forwardedWrite]struct{}{}, count: &s.waiting},
 	}
 	s.readers.Go(func() { f.receive(ss) })
 	ctx, cancel := context.WithCancel(ss.Context())
@@ -313,7 +315,9 @@ func (f *forwardProduce) abandon() {
 		f.free(w)
 	}
 	for _, w := range f.out.overdue(time.Time{}) {
-		w.cancel()
+		if w.cancel() {
+			f.resolve(w, partition.ErrCommitUncertain)
+		}
 	}
 }
 
@@ -378,6 +382,7 @@ func (o *forwardOutbox) expect(w *forwardedWrite) {
 	defer o.mu.Unlock()
 
 	o.open[w] = struct{}{}
+	o.count.Add(1)
 }
 
 // await notes how to stop waiting.
@@ -393,6 +398,7 @@ func (o *forwardOutbox) settle(w *forwardedWrite, r wire.ForwardProduced) {
 	o.mu.Lock()
 	if _, ok := o.open[w]; ok {
 		delete(o.open, w)
+		o.count.Add(-1)
 		o.answers = append(o.answers, r)
 	}
 	o.mu.Unlock()

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 
@@ -20,6 +21,8 @@ type ForwardService struct {
 	drain     chan struct{}
 	drainOnce sync.Once
 	readers   sync.WaitGroup
+	// waiting counts what was stored and is waited for.
+	waiting atomic.Int64
 }
 
 // NewForwardService returns a service that starts nothing until it is called.
@@ -43,6 +46,9 @@ func (s *ForwardService) Register(r grpc.ServiceRegistrar) {
 // Drain asks every stream to end. What was read is still answered; the senders
 // are told that nothing else was.
 func (s *ForwardService) Drain() { s.drainOnce.Do(func() { close(s.drain) }) }
+
+// open returns how many requests were stored and are not answered yet.
+func (s *ForwardService) open() int64 { return s.waiting.Load() }
 
 // Wait returns when no goroutine of the service runs any more. Call it when the
 // server has stopped.

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -9,16 +10,22 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -32,6 +39,9 @@ type testTown struct {
 	forward map[int32]*ForwardService
 	topics  map[string]*testTopic
 	tune    func(*router.Options)
+	// pumps are the tests' own goroutines; they end with their streams, and the
+	// bubble sees to it that they have.
+	pumps sync.WaitGroup
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -220,4 +230,162 @@ func (w *testTown) isr(name string, n, minISR int32, isr ...int32) {
 	p.PartitionEpoch++
 	p.Isr, p.MinIsr = isr, minISR
 	w.publish([]*controllerv1.MetadataObject{partitionObject(p)})
+}
+
+// A stored is one record of a log.
+type stored struct {
+	epoch  record.Epoch
+	offset record.Offset
+	value  string
+}
+
+// contents returns what all brokers together have stored of a partition, in the
+// order of epochs and offsets. Each leads it for a moment, as far as it knows.
+func (w *testTown) contents(name string, n int32) (all []stored) {
+	w.t.Helper()
+	for id := range w.brokers {
+		all = append(all, w.log(name, n, id)...)
+	}
+	slices.SortFunc(all, func(a, b stored) int {
+		return cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.offset, b.offset))
+	})
+	return all
+}
+
+// log returns what one broker has stored. It ends all leadership.
+func (w *testTown) log(name string, n, id int32) (all []stored) {
+	w.t.Helper()
+	w.move(name, n, id, id)
+	p := w.brokers[id].part(name, n)
+	buf := make([]byte, 8<<20)
+	size, err := p.Read(buf, 0, p.State().HighWatermark)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for b := buf[:size]; len(b) > 0; {
+		frame, verdict := record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
+		if verdict != record.OK {
+			w.t.Fatal(verdict)
+		}
+		it := record.NewIterator(record.NewCodec())
+		it.Reset(frame.Header, frame.Payload(b))
+		for it.Next() {
+			r := it.Record()
+			all = append(all, stored{frame.Header.LeaderEpoch, r.Offset, string(r.Value)})
+		}
+		b = b[frame.Size:]
+	}
+	return all
+}
+
+// A forwardStream is a ForwardProduce stream by hand.
+type forwardStream struct {
+	t      *testing.T
+	stream grpc.ClientStream
+	conn   *grpc.ClientConn
+	sent   uint64
+}
+
+func (w *testTown) forwardStream(id int32) *forwardStream {
+	w.t.Helper()
+	conn := w.brokers[id].dial(func(ctx context.Context, _ string) (net.Conn, error) { return w.dial(ctx, internalAddress(id)) })
+	desc := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+	stream, err := conn.NewStream(w.t.Context(), desc, replicav1.ForwardService_ForwardProduce_FullMethodName)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return &forwardStream{t: w.t, stream: stream, conn: conn}
+}
+
+func (s *forwardStream) end() { _ = s.conn.Close() }
+
+func (s *forwardStream) send(r *wire.ForwardProduce) {
+	s.t.Helper()
+	s.sent++
+	r.Sequence = s.sent
+	r.Batch = mem.SliceBuffer(buildBatch(s.t, record.CompressionNone, time.Now().UnixMilli(), []byte("v")))
+	if err := s.stream.SendMsg(r); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *forwardStream) recv() (r wire.ForwardProduced) {
+	s.t.Helper()
+	var msg wire.Message
+	if err := s.stream.RecvMsg(&msg); err != nil {
+		s.t.Fatal(err)
+	}
+	b := msg.Copy(wire.NewPool(), 0)
+	if err := r.Parse(*b, 0, len(*b)); err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+// check sends a request, and wants an error with that reason, or none.
+func (s *forwardStream) check(r *wire.ForwardProduce, reason runnelv1.ErrorReason) {
+	s.t.Helper()
+	s.send(r)
+	if got := s.recv(); got.Sequence != s.sent || got.Error.GetReason() != reason || got.Error.GetOutcomeUnknown() {
+		s.t.Errorf("request %d: %+v, want %v", s.sent, got, reason)
+	}
+}
+
+// copyLog brings the logs of other brokers up to what the leader has, as
+// replication would. Each leads for a moment, as far as it knows.
+func (w *testTown) copyLog(name string, n int32, to ...int32) {
+	w.t.Helper()
+	now := w.topics[name].partitions[n]
+	leader := w.brokers[now.GetLeader()].part(name, n)
+	buf := make([]byte, 16<<20)
+	size, err := leader.Read(buf, leader.State().LogStart, leader.State().HighWatermark)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, id := range to {
+		if id == now.GetLeader() {
+			continue
+		}
+		p := w.brokers[id].part(name, n)
+		for b := buf[:size]; len(b) > 0; {
+			frame, verdict := record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
+			if verdict != record.OK {
+				w.t.Fatal(verdict)
+			}
+			if frame.Header.BaseOffset >= p.State().LogEnd {
+				w.lead(name, n, id, frame.Header.LeaderEpoch)
+				w.appendCopy(p, frame, b)
+			}
+			b = b[frame.Size:]
+		}
+		w.tell(name, n, id)
+	}
+}
+
+// lead lets one broker believe that it leads in an epoch.
+func (w *testTown) lead(name string, n, id int32, epoch record.Epoch) {
+	w.t.Helper()
+	alone, _ := proto.Clone(w.topics[name].partitions[n]).(*controllerv1.PartitionRecord)
+	alone.Leader, alone.LeaderEpoch, alone.Isr = id, int64(epoch), []int32{id}
+	w.publish([]*controllerv1.MetadataObject{partitionObject(alone)}, id)
+}
+
+func (w *testTown) appendCopy(p *partition.Partition, frame record.Frame, b []byte) {
+	w.t.Helper()
+	builder := record.NewBuilder(record.NewCodec(), record.Limits{MaxRecordBytes: record.MaxRecordSize})
+	it := record.NewIterator(record.NewCodec())
+	it.Reset(frame.Header, frame.Payload(b))
+	for it.Next() {
+		r := it.Record()
+		if err := builder.Add(r.Key, r.Value, nil, r.TimestampMs); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	batch, err := builder.Finish(record.CompressionNone, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if got, err := p.Append(&batch, nil); err != nil || got.Base != frame.Header.BaseOffset {
+		w.t.Fatalf("copied to %d, %v, want %d", got.Base, err, frame.Header.BaseOffset)
+	}
 }

@@ -9,7 +9,7 @@ import (
 
 const (
 	defaultPort        = 7420
-	defaultControllers = 1
+	defaultControllers = 3
 )
 
 // A layout is which processes there are, with their ports. The first broker has
@@ -22,9 +22,10 @@ type layout struct{ controllers, brokers []*server }
 func plan(o options) layout {
 	at := func(i, port int) string { return fmt.Sprintf("127.0.0.1:%d", o.basePort+10*i+port) }
 	var l layout
-	var controllers []string
+	var controllers, members []string
 	for i := range o.controllers {
 		controllers = append(controllers, at(i, 2))
+		members = append(members, fmt.Sprintf("controller-%d=%s", i+1, at(i, 9)))
 	}
 	for i := range o.controllers {
 		name := "controller-" + strconv.Itoa(i+1)
@@ -32,7 +33,8 @@ func plan(o options) layout {
 			name: name, address: at(i, 2), admin: at(i, 5),
 			command: append([]string{"controller", "--bootstrap"}, set(
 				"data_dir="+filepath.Join(o.data, name), "listen.controller="+at(i, 2), "listen.admin="+at(i, 5),
-				"etcd.client="+at(i, 8), "etcd.peer="+at(i, 9), "logging.format=text",
+				"etcd.name="+name, "etcd.initial_members="+strings.Join(members, ","), "etcd.client="+at(i, 8), "etcd.peer="+at(i, 9),
+				"logging.format=text",
 			)...),
 		})
 	}

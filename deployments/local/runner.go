@@ -77,7 +77,7 @@ func (r *runner) launch(s *server) error {
 	if err != nil {
 		return err
 	}
-	defer log.Close() // the process has its own
+	defer log.Close()                                   // the process has its own
 	cmd := exec.Command(s.command[0], s.command[1:]...) //nolint:noctx // it is told to stop, not killed
 	cmd.Stdout, cmd.Stderr = log, log
 	apart(cmd)

@@ -94,7 +94,17 @@ func (l *launcher) launch(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		n.Internal = m.listen
+		n.Internal, n.Etcd = m.listen, m.etcd
+		n.joining = func(dir, others string) *Node {
+			again := *l
+			again.Dir = dir
+			args := again.controllerArgs(m, nil)
+			args = append([]string{"controller", "join", others}, args[2:]...)
+			fresh := *n
+			fresh.Data = filepath.Join(dir, m.name)
+			fresh.again = func() (*Process, error) { return l.run(m.name, args) }
+			return &fresh
+		}
 		l.g.Controllers = append(l.g.Controllers, n)
 	}
 	for id := 1; id <= l.Brokers; id++ {
@@ -120,10 +130,17 @@ func (l *launcher) launch(ctx context.Context) error {
 // A member is one controller, before it runs.
 type member struct{ name, listen, advertised, admin, etcd, peer string }
 
-func (l *launcher) controllerArgs(m member, _ []member) []string {
+// controllerArgs are those of a controller that begins a cluster with all, or
+// with none that joins one.
+func (l *launcher) controllerArgs(m member, all []member) []string {
+	var members []string
+	for _, other := range all {
+		members = append(members, other.name+"="+other.peer)
+	}
 	return append([]string{"controller", "--bootstrap"}, set(append([]string{
 		"data_dir=" + filepath.Join(l.Dir, m.name), "listen.controller=" + m.listen, "listen.advertised=" + m.advertised,
-		"listen.admin=" + m.admin, "etcd.client=" + m.etcd, "etcd.peer=" + m.peer, "logging.format=text",
+		"listen.admin=" + m.admin, "etcd.client=" + m.etcd, "etcd.peer=" + m.peer,
+		"etcd.name=" + m.name, "etcd.initial_members=" + strings.Join(members, ","), "logging.format=text",
 	}, l.ControllerSet...))...)
 }
 
@@ -137,18 +154,20 @@ func (l *launcher) proxy(ctx context.Context, name, target string, advertised *s
 }
 
 func (l *launcher) start(name, admin string, args []string) (*Node, error) {
-	again := func() (*Process, error) {
-		p, err := l.b.Start(nil, l.Log, args...)
-		if err == nil && l.g.Links != nil {
-			l.g.Links.Name(p.Pid(), name)
-		}
-		return p, err
-	}
+	again := func() (*Process, error) { return l.run(name, args) }
 	p, err := again()
 	if err != nil {
 		return nil, err
 	}
 	return &Node{Process: p, Name: name, Data: filepath.Join(l.Dir, name), Admin: admin, again: again}, nil
+}
+
+func (l *launcher) run(name string, args []string) (*Process, error) {
+	p, err := l.b.Start(nil, l.Log, args...)
+	if err == nil && l.g.Links != nil {
+		l.g.Links.Name(p.Pid(), name)
+	}
+	return p, err
 }
 
 func set(kvs []string) []string {

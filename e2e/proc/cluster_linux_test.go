@@ -12,9 +12,12 @@ import (
 // loaded machine.
 const flowsWithin = 30 * time.Second
 
+// controllers is how many the clusters of these tests have.
+const controllers = 3
+
 // With every broker killed and restarted in turn, nothing acknowledged is lost.
 func TestCluster_brokersKilledInTurn(t *testing.T) {
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
+	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
 	l.flowing(t, time.Now(), flowsWithin)
@@ -31,7 +34,7 @@ func TestCluster_brokersKilledInTurn(t *testing.T) {
 
 // A leader that hangs loses its partitions, and does no harm when it goes on.
 func TestCluster_brokersPausedInTurn(t *testing.T) {
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
+	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
 	l.flowing(t, time.Now(), flowsWithin)
@@ -52,7 +55,7 @@ func TestCluster_brokersPausedInTurn(t *testing.T) {
 
 // Brokers that are stopped in turn hand over first: no outcome is unknown.
 func TestCluster_rollingRestart(t *testing.T) {
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
+	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
 	l.flowing(t, time.Now(), flowsWithin)
@@ -71,7 +74,7 @@ func TestCluster_rollingRestart(t *testing.T) {
 
 // All brokers killed at once come back by themselves.
 func TestCluster_allBrokersKilled(t *testing.T) {
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
+	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
 	for range 2 {
@@ -89,7 +92,7 @@ func TestCluster_allBrokersKilled(t *testing.T) {
 
 // With the controllers away records go on, and afterwards elections.
 func TestCluster_controllersKilled(t *testing.T) {
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
+	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
 	l.flowing(t, time.Now(), flowsWithin)
@@ -107,7 +110,12 @@ func TestCluster_controllersKilled(t *testing.T) {
 		l.flowing(t, time.Now(), time.Second)
 	}
 	for _, c := range g.Controllers {
-		c.restart(t)
+		if err := c.Start(); err != nil { // none is ready before a majority is up
+			t.Fatal(err)
+		}
+	}
+	if err := g.Ready(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	killed := time.Now()
 	g.Brokers[0].Kill()
@@ -136,7 +144,7 @@ func TestCluster_randomFaults(t *testing.T) {
 		seed = must[uint64](t)(strconv.ParseUint(s, 10, 64))
 	}
 	t.Logf("seed %d: RUNNEL_FAULTS_SEED=%d does the same faults again", seed, seed)
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, Links: true})
+	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3, Links: true})
 	createTxns(t, g)
 	l := startLoad(t, g)
 	l.flowing(t, time.Now(), flowsWithin)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -71,7 +72,8 @@ type load struct {
 
 	errs []error
 	why  map[string]int // outcomes other than acknowledged, by their error
-	// acked is when each partition last had a record acknowledged.
+	// acked is when the newest record of each partition that is acknowledged
+	// was sent.
 	acked [txnsPartitions]time.Time
 }
 
@@ -141,15 +143,15 @@ func (l *load) write(ctx context.Context, seeds []string) error {
 			running = false
 			continue
 		}
-		n := l.h.Next(me)
-		p.Produce(ctx, client.Record{Topic: txns, Value: history.Value(me, n, size)}, func(r client.Result) { l.outcome(me, n, r) })
+		n, at := l.h.Next(me), time.Now()
+		p.Produce(ctx, client.Record{Topic: txns, Value: history.Value(me, n, size)}, func(r client.Result) { l.outcome(me, n, at, r) })
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*deliveryWithin)
 	defer cancel()
 	return p.Close(ctx)
 }
 
-func (l *load) outcome(producer int, n int64, r client.Result) {
+func (l *load) outcome(producer int, n int64, at time.Time, r client.Result) {
 	fate := history.Acknowledged
 	switch r.Outcome() {
 	case client.Failed:
@@ -162,10 +164,16 @@ func (l *load) outcome(producer int, n int64, r client.Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.Err != nil {
-		l.why[r.Err.Error()]++
-	} else {
-		l.acked[r.Partition] = time.Now()
+		l.why[unnumbered(r.Err)]++
+	} else if at.After(l.acked[r.Partition]) {
+		l.acked[r.Partition] = at
 	}
+}
+
+// unnumbered returns an error's text with N for each number, so that those that
+// are alike count together.
+func unnumbered(err error) string {
+	return regexp.MustCompile("[0-9]+").ReplaceAllString(err.Error(), "N")
 }
 
 // read reads all partitions, from the beginning, until their end or ctx's.
@@ -232,13 +240,13 @@ func (l *load) check(t *testing.T) history.Report {
 	return r
 }
 
-// flowing waits until every partition has a record acknowledged that is newer
-// than since.
+// flowing waits until every partition has a record acknowledged that was sent
+// after since.
 func (l *load) flowing(t *testing.T, since time.Time, within time.Duration) {
 	t.Helper()
 	give := time.NewTimer(within)
 	defer give.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		stuck := l.stuck(since)

@@ -24,8 +24,12 @@ type Node struct {
 	Client   string // address of the client port; "" for a controller
 	Admin    string // address of the admin HTTP port
 	Internal string // in a cluster: address of the port for brokers and controllers
+	Etcd     string // of a controller: address of etcd's port for clients
 
 	again func() (*Process, error)
+	// joining returns a controller in the place of this one, which has no data,
+	// in dir, and joins the etcd at others. Restart starts it.
+	joining func(dir, others string) *Node
 }
 
 // Restart starts a node that has ended once more, on the same data and ports,

@@ -38,6 +38,7 @@ const (
 type shape struct {
 	controllers, brokers int
 	lag                  time.Duration // replica lag
+	latency              time.Duration // the most that a healthy link, a sync or half a call of the store takes
 }
 
 // A cluster is controllers and brokers, each a process on a host of its own.
@@ -106,6 +107,7 @@ func newCluster(t *testing.T, seed uint64, s shape) *cluster {
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), shape: s, net: newNetwork(), kv: storetest.New(), logs: newJournal(),
 	}
 	c.judge = newJudge(c)
+	c.spread()
 	for i := range s.controllers {
 		h := &controllerHost{c: c, name: fmt.Sprintf("c%d", i)}
 		c.controllers = append(c.controllers, h)
@@ -122,6 +124,28 @@ func newCluster(t *testing.T, seed uint64, s shape) *cluster {
 		c.conns = append(c.conns, conn)
 	}
 	return c
+}
+
+// spread gives each link a latency of its own, so that what happens in one step
+// elsewhere takes several here.
+func (c *cluster) spread() {
+	hosts := []string{clientHost}
+	for i := range c.shape.brokers {
+		hosts = append(hosts, fmt.Sprintf("b%d", i))
+	}
+	for i := range c.shape.controllers {
+		hosts = append(hosts, fmt.Sprintf("c%d", i))
+	}
+	for _, a := range hosts {
+		for _, b := range hosts {
+			c.net.latency[link{a, b}] = c.some()
+		}
+	}
+}
+
+// some is a latency.
+func (c *cluster) some() time.Duration {
+	return time.Duration(c.rng.Int64N(int64(c.shape.latency) + 1))
 }
 
 // dialer connects a host. Addresses begin with the host's name.
@@ -145,7 +169,7 @@ func (h *controllerHost) addr() string { return h.name + ":7422" }
 
 func (h *controllerHost) start() {
 	c := h.c
-	link := newStoreLink(c.kv, c.net, h.name)
+	link := newStoreLink(c.kv, c.net, h.name, c.some())
 	living := func() bool { return link.ctx.Err() == nil }
 	cfg := controller.DefaultConfig()
 	cfg.Listen.Controller, cfg.Listen.Advertised, cfg.Listen.Admin = h.addr(), h.addr(), ""
@@ -192,7 +216,7 @@ func (h *brokerHost) start() {
 	}
 	cfg.Replication.LagTimeMax = config.Duration(c.shape.lag)
 	cfg.Shutdown.Timeout = config.Duration(5 * time.Second)
-	p := &brokerProcess{disk: &disk{mem: h.mem}, done: make(chan struct{})}
+	p := &brokerProcess{disk: &disk{mem: h.mem, slow: c.some()}, done: make(chan struct{})}
 	living := func() bool { p.disk.mu.RLock(); defer p.disk.mu.RUnlock(); return !p.disk.dead }
 	boot := fmt.Sprintf("%s-boot-%d", h.name, h.boots)
 	b, err := broker.New(cfg, broker.Deps{

@@ -8,8 +8,8 @@ import (
 	"github.com/runnelmq/runnel/controller/store/storetest"
 )
 
-// tick is how much time passes between two looks.
-const tick = 100 * time.Millisecond
+// maxTick is how much time passes between two looks, at most.
+const maxTick = 100 * time.Millisecond
 
 // A heal ends a fault. It is called again at the next tick until it returns
 // true.

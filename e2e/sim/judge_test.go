@@ -29,6 +29,7 @@ type judge struct {
 
 	// committed is up to where each partition is known to be committed.
 	committed  map[state.PartitionKey]record.Offset
+	acked      int
 	complaints []string
 	kinds      map[string]int
 }
@@ -74,7 +75,17 @@ func (j *judge) found() []string {
 
 // acknowledged notes what a client was promised.
 func (j *judge) acknowledged(t *topic, n int32, offset int64) {
+	j.mu.Lock()
+	j.acked++
+	j.mu.Unlock()
 	j.raise(state.PartitionKey{Topic: uuid.MustParse(t.id), Number: n}, record.Offset(offset)+1)
+}
+
+// acks returns how many records were acknowledged.
+func (j *judge) acks() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.acked
 }
 
 func (j *judge) raise(k state.PartitionKey, end record.Offset) {
@@ -157,6 +168,10 @@ func (j *judge) look() picture {
 func (j *judge) record(k state.PartitionKey, rec *state.Partition) {
 	if old := j.newest[k]; old != nil && (rec.LeaderEpoch < old.LeaderEpoch || rec.PartitionEpoch < old.PartitionEpoch) {
 		j.complain("I10", "%v: epochs (%d, %d) after (%d, %d)", k, rec.LeaderEpoch, rec.PartitionEpoch, old.LeaderEpoch, old.PartitionEpoch)
+	}
+	if old := j.newest[k]; old == nil || old.PartitionEpoch != rec.PartitionEpoch {
+		j.c.logs.note("%s: leader %d in epoch %d, ISR %v, ELR %v, last known %v, partition epoch %d",
+			j.name(k), rec.Leader, rec.LeaderEpoch, rec.ISR, rec.ELR, rec.LastKnown, rec.PartitionEpoch)
 	}
 	j.newest[k] = rec
 	if len(rec.LossyEpochs) > 0 {
@@ -252,7 +267,8 @@ func (h *brokerHost) registered(pic *picture) bool {
 	return !h.down && b != nil && b.Incarnation != h.before && b.Judged
 }
 
-// regained finds hosts whose copies are whole again after a power cut.
+// regained finds hosts whose copies are whole again after a power cut, and that
+// know it: until then the end of their process makes them suspect once more.
 func (j *judge) regained(pic *picture) {
 	for _, h := range j.c.brokers {
 		if !h.lossy || !h.registered(pic) {
@@ -261,7 +277,10 @@ func (j *judge) regained(pic *picture) {
 		whole := true
 		for _, rec := range pic.partitions {
 			id := state.BrokerID(h.id)
-			whole = whole && (!slices.Contains(rec.Replicas, id) || slices.Contains(rec.ISR, id))
+			if slices.Contains(rec.Replicas, id) {
+				p := j.c.replica(id, rec.PartitionKey())
+				whole = whole && slices.Contains(rec.ISR, id) && p != nil && p.Suspicion() == ""
+			}
 		}
 		h.lossy = !whole
 	}
@@ -330,6 +349,9 @@ func (j *judge) unsettledPartition(k state.PartitionKey, rec *state.Partition) s
 		p := j.c.replica(id, k)
 		if p == nil {
 			return fmt.Sprintf("broker %d has no copy", id)
+		}
+		if why := p.Suspicion(); why != "" {
+			return fmt.Sprintf("broker %d is in sync and still suspect: %s", id, why)
 		}
 		if st := p.State(); st.LogEnd != want.LogEnd || st.HighWatermark != want.HighWatermark || st.Epoch != want.Epoch {
 			return fmt.Sprintf("leader %d: %+v; broker %d: %+v", rec.Leader, want, id, st)

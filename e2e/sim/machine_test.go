@@ -20,6 +20,8 @@ var errDead = errors.New("sim: this process was killed")
 // reaches it any more.
 type disk struct {
 	mem *vfs.Mem
+	// slow is how long a sync takes.
+	slow time.Duration
 
 	// mu makes a process's death one moment. It is held over calls of mem,
 	// which never wait.
@@ -63,16 +65,36 @@ func aliveErr(d *disk, fn func(*vfs.Mem) error) error {
 	return err
 }
 
+// A file takes its time to sync.
+type file struct {
+	vfs.File
+
+	slow time.Duration
+}
+
+// Sync implements vfs.File.
+func (f file) Sync() error {
+	time.Sleep(f.slow)
+	return f.File.Sync()
+}
+
+func (d *disk) file(f vfs.File, err error) (vfs.File, error) {
+	if err != nil || d.slow == 0 {
+		return f, err
+	}
+	return file{f, d.slow}, nil
+}
+
 func (d *disk) Open(name string) (vfs.File, error) {
-	return alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.Open(name) })
+	return d.file(alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.Open(name) }))
 }
 
 func (d *disk) Create(name string) (vfs.File, error) {
-	return alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.Create(name) })
+	return d.file(alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.Create(name) }))
 }
 
 func (d *disk) OpenOrCreate(name string) (vfs.File, error) {
-	return alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.OpenOrCreate(name) })
+	return d.file(alive(d, func(m *vfs.Mem) (vfs.File, error) { return m.OpenOrCreate(name) }))
 }
 
 func (d *disk) Remove(name string) error {
@@ -120,11 +142,13 @@ type storeLink struct {
 	// hold says whether the way to the store is cut, and what is closed when
 	// that may have changed.
 	hold func() (bool, <-chan struct{})
+	// slow is how long the way takes, there and back each.
+	slow time.Duration
 }
 
-func newStoreLink(kv store.KV, n *network, host string) *storeLink {
+func newStoreLink(kv store.KV, n *network, host string, slow time.Duration) *storeLink {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &storeLink{kv: kv, ctx: ctx, kill: cancel, hold: func() (bool, <-chan struct{}) {
+	return &storeLink{kv: kv, ctx: ctx, kill: cancel, slow: slow, hold: func() (bool, <-chan struct{}) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.cuts[link{host, storeHost}] > 0, n.changed
@@ -157,7 +181,10 @@ func through[T any](ctx context.Context, s *storeLink, fn func() (T, error)) (T,
 		var zero T
 		return zero, err
 	}
-	return fn()
+	time.Sleep(s.slow)
+	v, err := fn()
+	time.Sleep(s.slow)
+	return v, err
 }
 
 func (s *storeLink) Range(ctx context.Context, from, to string, limit int, rev int64) (store.Page, error) {

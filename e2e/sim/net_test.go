@@ -25,8 +25,9 @@ type network struct {
 	conns     map[*conn]bool // both ends of each open connection
 	cuts      map[link]int   // how many cuts are in force
 	delays    map[link]time.Duration
-	off       map[string]bool // hosts without power: they neither answer nor refuse
-	changed   chan struct{}   // closed and replaced when somebody may go on
+	latency   map[link]time.Duration // of the healthy link
+	off       map[string]bool        // hosts without power: they neither answer nor refuse
+	changed   chan struct{}          // closed and replaced when somebody may go on
 }
 
 // A link is one direction between two hosts.
@@ -35,7 +36,7 @@ type link struct{ from, to string }
 func newNetwork() *network {
 	return &network{
 		listeners: map[string]*listener{}, conns: map[*conn]bool{}, cuts: map[link]int{}, delays: map[link]time.Duration{},
-		off: map[string]bool{}, changed: make(chan struct{}),
+		latency: map[link]time.Duration{}, off: map[string]bool{}, changed: make(chan struct{}),
 	}
 }
 
@@ -43,6 +44,9 @@ func (n *network) notifyLocked() {
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
+
+// arrivalLocked is when what is sent over a link now arrives.
+func (n *network) arrivalLocked(l link) time.Time { return time.Now().Add(n.latency[l] + n.delays[l]) }
 
 // cut holds back all that goes over links until the returned function is
 // called.
@@ -109,7 +113,7 @@ func (n *network) die(host string, power bool) {
 			continue
 		}
 		if power {
-			c.out.sendLocked(chunk{err: syscall.ECONNRESET, at: time.Now().Add(n.delays[link{c.local, c.remote}])})
+			c.out.sendLocked(chunk{err: syscall.ECONNRESET, at: n.arrivalLocked(link{c.local, c.remote})})
 		}
 		c.breakLocked(net.ErrClosed)
 	}
@@ -381,7 +385,7 @@ func (c *conn) Write(b []byte) (int, error) {
 		}
 		if room := min(maxQueued-c.out.queued, len(b)-written); room > 0 {
 			data := append([]byte(nil), b[written:written+room]...)
-			c.out.sendLocked(chunk{data: data, at: time.Now().Add(c.net.delays[c.out.link])})
+			c.out.sendLocked(chunk{data: data, at: c.net.arrivalLocked(c.out.link)})
 			written += room
 		}
 		woken, until := c.out.wokenLocked(), c.writeBy
@@ -400,7 +404,7 @@ func (c *conn) Close() error {
 	if c.err != nil {
 		return nil
 	}
-	c.out.sendLocked(chunk{err: io.EOF, at: time.Now().Add(c.net.delays[c.out.link])})
+	c.out.sendLocked(chunk{err: io.EOF, at: c.net.arrivalLocked(c.out.link)})
 	c.breakLocked(net.ErrClosed)
 	return nil
 }

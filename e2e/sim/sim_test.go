@@ -63,18 +63,10 @@ func TestClusters(t *testing.T) {
 func run(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	s := shape{controllers: 1 + 2*rng.IntN(2), brokers: 3 + rng.IntN(3), lag: time.Duration(2+rng.IntN(9)) * time.Second}
+	s.latency = []time.Duration{0, 3 * time.Millisecond, 25 * time.Millisecond}[rng.IntN(3)]
 	c := newCluster(t, seed, s)
 	c.logs.note("seed %d: %+v", seed, s)
-	defer func() {
-		for _, line := range c.judge.found() {
-			t.Errorf("%s", line)
-		}
-		if path := os.Getenv("RUNNEL_SIM_LOG_FILE"); path != "" {
-			if err := os.WriteFile(path, []byte(c.logs.text()), 0o600); err != nil {
-				t.Error(err)
-			}
-		}
-	}()
+	defer c.report()
 	l := c.newLoad()
 	if !c.begin(l, rng) {
 		l.end()
@@ -89,22 +81,40 @@ func run(t *testing.T, seed uint64) {
 	c.logs.note("healing")
 	sched.healAll()
 	c.settle(sched, l)
+	t.Logf("%+v, faults: %v", s, sched.counts)
+	c.finish(l)
+}
+
+// finish reads all, ends all, and judges what is left.
+func (c *cluster) finish(l *load) {
 	c.readAll(l)
 	for _, tp := range c.topics {
 		r := tp.history.Check()
 		for _, a := range r.Anomalies {
 			c.judge.complain(string(a.Kind), "%s: %s", tp.name, a.Text)
 		}
-		t.Logf("%s: %v", tp.name, r)
+		c.t.Logf("%s: %v", tp.name, r)
 	}
-	t.Logf("%+v, faults: %v", s, sched.counts)
 	c.close()
 	c.compare()
 }
 
+// report tells what was violated, and keeps the journal for who wants it.
+func (c *cluster) report() {
+	c.t.Helper()
+	for _, line := range c.judge.found() {
+		c.t.Errorf("VIOLATED %s", line)
+	}
+	if path := os.Getenv("RUNNEL_SIM_LOG_FILE"); path != "" {
+		if err := os.WriteFile(path, []byte(c.logs.text()), 0o600); err != nil {
+			c.t.Error(err)
+		}
+	}
+}
+
 // pass lets time go by, until nothing moves, and looks.
 func (c *cluster) pass() picture {
-	time.Sleep(tick)
+	time.Sleep(time.Duration(1 + c.rng.Int64N(int64(maxTick))))
 	synctest.Wait()
 	return c.judge.look()
 }
@@ -161,7 +171,8 @@ func (c *cluster) readAll(l *load) {
 		for n := range t.partitions {
 			r := l.newReader(t, n)
 			var errs error
-			for range 3 * len(c.conns) {
+			for range 10 {
+				errs = nil
 				for _, conn := range c.conns {
 					hw, err := r.whole(conn)
 					if err == nil && r.next >= hw {
@@ -173,6 +184,7 @@ func (c *cluster) readAll(l *load) {
 				if errs == nil {
 					break
 				}
+				time.Sleep(time.Second) // connections come back
 			}
 			if errs != nil {
 				c.judge.complain("I19", "%s/%d can't be read: %v", t.name, n, errs)

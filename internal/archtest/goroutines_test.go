@@ -2,6 +2,7 @@ package archtest
 
 import (
 	"go/ast"
+	"strings"
 	"testing"
 )
 
@@ -23,7 +24,8 @@ func TestNoNakedGoroutines(t *testing.T) {
 func TestNoSleepingInTests(t *testing.T) {
 	for _, s := range sources(t) {
 		name := s.imports("time")
-		if name == "" || !s.test || s.imports("testing/synctest") != "" {
+		simulated := strings.HasPrefix(s.path, "e2e/sim/") // all of it runs in a bubble
+		if name == "" || !s.test || simulated || s.imports("testing/synctest") != "" {
 			continue
 		}
 		ast.Inspect(s.File, func(n ast.Node) bool {
