@@ -305,25 +305,3 @@ func (r *trio) wantEqual() {
 		}
 	}
 }
-
-// proposed returns the proposals so far, asks the requests.
-func (s *session) proposed() []metadata.Proposal {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.proposals)
-}
-
-func (s *session) asks() []metadata.LeadershipRequest {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.asked)
-}
-
-// answers takes the answers to hand-overs.
-func (s *session) answers() []metadata.Released {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := s.released
-	s.released = nil
-	return out
-}
