@@ -96,12 +96,15 @@ func TestSuspicion_lifted(t *testing.T) {
 		if err := n.p.log.SetSuspicion(commitlog.SuspectNoCheckpoint); err != nil {
 			t.Fatal(err)
 		}
+		n.p.mu.Lock()
+		n.p.suspicion = commitlog.SuspectNoCheckpoint.String() // as if recovery had found it
+		n.p.mu.Unlock()
 		r.pull(2, 3)
 		if n.p.log.Suspicion() == commitlog.NotSuspect {
 			t.Error("lifted before it is of the ISR")
 		}
 		r.settle(1)
-		if n.p.log.Suspicion() != commitlog.NotSuspect {
+		if n.p.log.Suspicion() != commitlog.NotSuspect || n.p.Suspicion() != "" {
 			t.Error("not lifted")
 		}
 	})

@@ -82,8 +82,6 @@ type Partition struct {
 	state atomic.Pointer[State]
 
 	writingSince, syncingSince stall
-	// met is the damage that a read met; recovery has its own list.
-	met atomic.Pointer[CorruptError]
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -212,25 +210,12 @@ func (p *Partition) String() string { return fmt.Sprintf("%s/%d", p.Topic().Name
 func (p *Partition) Damage() error {
 	d := p.log.Damage()
 	if len(d) == 0 {
-		if met := p.metDamage(); met != nil {
-			return met
-		}
 		return nil
 	}
 	return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: p.log.Dir(), Position: -1, From: d[0].From, Next: d[0].To}
 }
 
 func (p *Partition) damagedHere() bool { return p.Damage() != nil }
-
-// metDamage returns the damage a read met last, nil when there was none or it was
-// removed since.
-func (p *Partition) metDamage() *CorruptError {
-	met := p.met.Load()
-	if met == nil || (met.Next >= 0 && met.Next <= p.log.Start()) {
-		return nil
-	}
-	return met
-}
 
 // Suspicion says why the log may miss what was acknowledged, "" when it does
 // not.

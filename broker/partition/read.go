@@ -57,9 +57,7 @@ func outOfRange(st *State, off record.Offset) error {
 func (p *Partition) readFailed(from record.Offset, err error) error {
 	if c, ok := errors.AsType[*commitlog.CorruptError](err); ok {
 		p.host.metrics.corrupt.Inc()
-		e := &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset}
-		p.met.Store(e)
-		return e
+		return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset}
 	}
 	switch {
 	case errors.Is(err, commitlog.ErrShortBuffer):

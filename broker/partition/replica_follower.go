@@ -193,8 +193,8 @@ func (p *Partition) reset(logStart record.Offset, epoch record.Epoch) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.met.Store(nil)
 	p.core.emptied(logStart)
+	p.suspicion = ""
 	p.publishLocked()
 	return nil
 }
