@@ -5,6 +5,7 @@ package history
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,13 +15,13 @@ import (
 type Fate uint8
 
 const (
-	// Pending: nothing yet. Every record must get out of it.
+	// Pending says nothing yet. Every record must get out of it.
 	Pending Fate = iota
-	// Acknowledged: it is in the log, for good.
+	// Acknowledged records are in the log, for good.
 	Acknowledged
-	// Failed: it is not in the log, and never will be.
+	// Failed records are not in the log, and never will be.
 	Failed
-	// Unknown: it may be in the log or not.
+	// Unknown records may be in the log or not.
 	Unknown
 )
 
@@ -28,30 +29,30 @@ const (
 type Kind string
 
 const (
-	// Lost: acknowledged, nobody ever read it, and a reader got past its offset.
+	// Lost means acknowledged, nobody ever read it, and a reader got past its offset.
 	Lost Kind = "lost"
-	// Unseen: acknowledged, and no reader got as far by the end.
+	// Unseen means acknowledged, and no reader got as far by the end.
 	Unseen Kind = "unseen"
-	// Inconsistent: two values at one offset, by acknowledgements or by reads.
+	// Inconsistent means two values at one offset, by acknowledgements or by reads.
 	Inconsistent Kind = "inconsistent-offsets"
-	// Misplaced: it was read elsewhere than where it was acknowledged.
+	// Misplaced means it was read elsewhere than where it was acknowledged.
 	Misplaced Kind = "misplaced"
-	// Duplicate: one value at several offsets.
+	// Duplicate means one value at several offsets.
 	Duplicate Kind = "duplicate"
-	// FailedRead: it failed for certain, and was read.
+	// FailedRead means it failed for certain, and was read.
 	FailedRead Kind = "failed-read"
-	// Phantom: nobody ever sent it.
+	// Phantom means nobody ever sent it.
 	Phantom Kind = "phantom"
-	// Reordered: a producer's later record is before an earlier one of the same
+	// Reordered means a producer's later record is before an earlier one of the same
 	// partition.
 	Reordered Kind = "nonmonotonic-send"
-	// Back: a reader was given an offset that is not above the one before.
+	// Back means a reader was given an offset that is not above the one before.
 	Back Kind = "nonmonotonic-poll"
-	// Skip: a reader went over an offset that holds a record.
+	// Skip means a reader went over an offset that holds a record.
 	Skip Kind = "poll-skip"
-	// Unanswered: a record without an outcome.
+	// Unanswered means a record without an outcome.
 	Unanswered Kind = "unanswered"
-	// AnsweredTwice: a record with two outcomes.
+	// AnsweredTwice means a record with two outcomes.
 	AnsweredTwice Kind = "answered-twice"
 )
 
@@ -250,10 +251,7 @@ func (h *History) Check() Report {
 		h.checkProducer(p, reached, &r)
 	}
 	h.checkJumps()
-	r.Anomalies, r.Counts = slices.Clone(h.found), map[Kind]int{}
-	for k, n := range h.counts {
-		r.Counts[k] = n
-	}
+	r.Anomalies, r.Counts = slices.Clone(h.found), maps.Clone(h.counts)
 	return r
 }
 
@@ -298,12 +296,12 @@ func (h *History) checkFate(s *sent, n name, reached map[int32]int64, r *Report)
 		}
 	case Acknowledged:
 		r.Acknowledged++
-		end, any := reached[s.place.partition]
+		end, some := reached[s.place.partition]
 		switch {
 		case s.seen && s.read != s.place && !h.o.Duplicates:
 			h.report(Misplaced, "%v was acknowledged at %v and read at %v", n, s.place, s.read)
 		case s.seen:
-		case any && end >= s.place.offset:
+		case some && end >= s.place.offset:
 			h.report(Lost, "%v, acknowledged at %v", n, s.place)
 		default:
 			h.report(Unseen, "%v, acknowledged at %v", n, s.place)

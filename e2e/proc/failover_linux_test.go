@@ -14,7 +14,7 @@ import (
 // A failover is one way to lose a leader, and to get it back.
 type failover struct {
 	name string
-	hurt func(g *Group, leader *Node) error
+	hurt func(leader, active *Node) error // active is the active controller
 	heal func(g *Group, leader *Node) error
 	// aim is what the worst should stay below; on a loaded machine it may not,
 	// so it is told and not judged.
@@ -24,13 +24,13 @@ type failover struct {
 func failovers() []failover {
 	start := func(_ *Group, n *Node) error { return n.Start() }
 	return []failover{
-		{"kill -9 of a leader", func(_ *Group, n *Node) error { n.Kill(); return nil }, start, time.Second},
-		{"SIGTERM of a leader", func(_ *Group, n *Node) error { return n.Stop(time.Minute) }, start, 200 * time.Millisecond},
-		{"SIGSTOP of a leader", func(_ *Group, n *Node) error { return n.Pause() }, func(_ *Group, n *Node) error { return n.Resume() }, 4 * time.Second},
+		{"kill -9 of a leader", func(n, _ *Node) error { n.Kill(); return nil }, start, time.Second},
+		{"SIGTERM of a leader", func(n, _ *Node) error { return n.Stop(time.Minute) }, start, 200 * time.Millisecond},
+		{"SIGSTOP of a leader", func(n, _ *Node) error { return n.Pause() }, func(_ *Group, n *Node) error { return n.Resume() }, 4 * time.Second},
 		{
 			"kill -9 of the active controller and a leader together",
-			func(g *Group, n *Node) error {
-				activeController(g).Kill()
+			func(n, active *Node) error {
+				active.Kill()
 				n.Kill()
 				return nil
 			},
@@ -66,8 +66,9 @@ func TestFailoverTimes(t *testing.T) {
 				l.flowing(t, time.Now(), flowsWithin)
 				apart(t)
 				leader := settled(t, g)
+				active, _ := activeController(t, g)
 				begin := time.Now()
-				if err := f.hurt(g, leader); err != nil {
+				if err := f.hurt(leader, active); err != nil {
 					t.Fatal(err)
 				}
 				l.flowing(t, begin, time.Minute)
@@ -76,6 +77,8 @@ func TestFailoverTimes(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			_, epoch := activeController(t, g)
+			t.Logf("the controllers are in epoch %d", epoch)
 			r := l.check(t)
 			slices.Sort(took)
 			t.Logf("%s, %d trials: median %v, worst %v (aim: below %v); %d of %d outcomes unknown",
@@ -143,22 +146,25 @@ func leaderships(ctx context.Context, c *client.Client, brokers int) ([]int, boo
 	return leads, len(ds[0].Partitions) > 0
 }
 
-// activeController returns the controller that brokers name; any, when they
-// know none.
-func activeController(g *Group) *Node {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	c, err := client.New(g.Seeds())
-	if err != nil {
-		return g.Controllers[0]
-	}
+// activeController waits until the brokers name an active controller, and
+// returns it and its epoch.
+func activeController(t *testing.T, g *Group) (active *Node, epoch int64) {
+	t.Helper()
+	c := must[*client.Client](t)(client.New(g.Seeds()))
 	defer c.Close()
-	if d, err := c.NewAdmin().DescribeCluster(ctx); err == nil {
+	eventually(t, "an active controller is known", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		d, err := c.NewAdmin().DescribeCluster(ctx)
+		if err != nil {
+			return false
+		}
 		for _, n := range g.Controllers {
-			if n.Internal == d.Controller {
-				return n
+			if n.Internal == d.Controller && n.Running() {
+				active, epoch = n, d.ControllerEpoch
 			}
 		}
-	}
-	return g.Controllers[0]
+		return active != nil
+	})
+	return active, epoch
 }

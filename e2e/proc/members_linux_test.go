@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The levers of the controllers work against a cluster that runs.
@@ -48,7 +49,31 @@ func TestControllerCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.Controllers[2] = fresh
-	// Two of three are a majority, also with the new one.
+	// Two of three are a majority, also with the new one, once it has a vote.
+	eventually(t, "the new member has a vote", func() bool {
+		r := broker.try(t, broker.command(t, "controller", "members", "--etcd-endpoints", etcd))
+		return r.Code == 0 && strings.Count(r.Stdout, "follower")+strings.Count(r.Stdout, "leader") == controllers
+	})
 	g.Controllers[1].Kill()
-	broker.cli(t, "topic", "create", "later", "--timeout", "60s")
+	eventually(t, "a topic can be created", func() bool {
+		return broker.try(t, broker.command(t, "topic", "create", "later", "--if-not-exists")).Code == 0
+	})
+}
+
+// eventually waits until ok is true.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	give := time.NewTimer(time.Minute)
+	defer give.Stop()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-give.C:
+			t.Fatalf("not within a minute: %s", what)
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
 }
