@@ -155,7 +155,8 @@ func TestThreeMembers(t *testing.T) {
 	next := tr.active(others(act)...)
 	t.Logf("another one was active after %v", time.Since(start))
 	b.serve(tr.ctls[next].Addr())
-	if b.topicNamed("t").GetTopicId() != topic || len(b.partitions) != 3 {
+	b.until("all partitions", func() bool { return len(b.partitions) == 3 })
+	if b.topicNamed("t").GetTopicId() != topic {
 		t.Errorf("the topic is %v", b.topicNamed("t"))
 	}
 
@@ -229,8 +230,8 @@ func (tr *trio) backupAndRestore(b *broker, live []string, topic string) {
 	if err != nil || info.Objects < 7 {
 		t.Fatalf("%+v, %v", info, err)
 	}
+	b.leave() // nothing writes to it any more
 	epoch := b.controllerEpoch
-	b.leave()
 	cfg := onDisk(t.TempDir())
 	if _, err := controller.Restore(t.Context(), cfg, &file, tr.log); err != nil {
 		t.Fatal(err)
@@ -243,14 +244,14 @@ func (tr *trio) backupAndRestore(b *broker, live []string, topic string) {
 	again.register.HighestControllerEpoch = epoch
 	again.serve(c.Addr())
 	p := awaitLeader(again, topic, 1, 1)
-	if again.register.GetClusterId() != b.register.GetClusterId() || len(p.GetLossyEpochs()) != 1 || again.controllerEpoch <= epoch {
-		t.Errorf("cluster %s, controller epoch %d after %d, partition %v", again.register.GetClusterId(), again.controllerEpoch, epoch, p)
-	}
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
 	again.failure()
 	again.leave()
+	if again.register.GetClusterId() != b.register.GetClusterId() || len(p.GetLossyEpochs()) != 1 || again.controllerEpoch <= epoch {
+		t.Errorf("cluster %s, controller epoch %d after %d, partition %v", again.register.GetClusterId(), again.controllerEpoch, epoch, p)
+	}
 }
 
 // waitABit lets real time pass.

@@ -24,7 +24,7 @@ func TestRecoverPartition(t *testing.T) {
 		lead.propose(1, topic, 0, lead.id(), x.id())
 		lead.awaitISR(topic, 0, lead.id(), x.id())
 		ctx := t.Context()
-		_, err := c.RecoverPartition(ctx, recoverRequest("t", nil, false))
+		_, err := c.RecoverPartition(ctx, recoverRequest("t", new(x.id()), false))
 		wantReason(t, "a partition that is led", err, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 		// Both in sync die; y comes back, and then x, with an empty disk.
 		lead.leave()
