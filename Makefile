@@ -15,13 +15,23 @@ LINT := go tool -modfile=internal/tools/lint/go.mod golangci-lint
 # Where `make dev` keeps its data, and what else to pass to it.
 DATA ?= runnel-data
 DEV_FLAGS ?=
+# Where `make cluster` keeps its data, and what else to pass to it.
+CLUSTER_DATA ?= runnel-cluster
+CLUSTER_FLAGS ?=
 # How long each fuzz target runs, and how many power-cut histories a soak tries.
 FUZZTIME ?= 10s
 SOAK_SEEDS ?= 10000
+# How long random faults hurt a cluster of real processes, in `make faults` and
+# in a soak; and how often `make failover` loses each kind of leader.
+FAULTS ?= 60s
+SOAK_FAULTS ?= 10m
+TRIALS ?= 20
 # What the benchmark writes as JSON beside its text.
 BENCH_JSON ?= bin/bench.json
 
-RACE_PACKAGES := ./broker/... ./client/... ./cmd/... ./controller/... ./internal/...
+# Where goroutines meet.
+RACE_PACKAGES := ./broker/... ./client/... ./cmd/... ./controller/... \
+	$(addprefix ./internal/,commitlog/... lifecycle/... record/... rpcserver/... telemetry/... vfs/... wire/...)
 CROSS := linux/amd64 linux/arm64 darwin/arm64 windows/amd64
 
 .PHONY: help
@@ -38,6 +48,11 @@ build: ## Build bin/runnel, one static binary
 .PHONY: dev
 dev: build ## Run a whole node on this machine, data in ./runnel-data
 	bin/runnel dev --data $(DATA) $(DEV_FLAGS)
+
+.PHONY: cluster
+cluster: build ## Run a whole cluster on this machine, data in ./runnel-cluster
+	go build -o bin/local ./deployments/local
+	bin/local --runnel bin/runnel --data $(CLUSTER_DATA) $(CLUSTER_FLAGS)
 
 .PHONY: generate
 generate: ## Generate api/ from proto/
@@ -64,7 +79,7 @@ fmt: ## Format Go and proto files
 lint: ## Run all linters, the import rules among them
 	$(LINT) config verify
 	$(LINT) fmt --diff
-	$(LINT) run
+	$(LINT) run --allow-parallel-runners
 	go mod tidy -diff
 
 .PHONY: test
@@ -72,7 +87,7 @@ test: ## Run all tests, the end-to-end ones on a part of their input
 	go test ./...
 
 .PHONY: race
-race: ## Run the tests of all but e2e under the race detector
+race: ## Run the tests of what has goroutines under the race detector
 	CGO_ENABLED=1 go test -race -short $(RACE_PACKAGES)
 
 .PHONY: fuzz
@@ -92,9 +107,18 @@ e2e: ## Run the end-to-end tests on their whole input
 bench: build ## Measure the raw ceiling, produce and consume; text, and JSON in bin/
 	go run ./e2e/bench --runnel bin/runnel --json $(BENCH_JSON) $(BENCH_FLAGS)
 
+.PHONY: faults
+faults: ## Hurt a cluster of real processes at random, under load, for FAULTS; nothing may be lost
+	RUNNEL_FAULTS=$(FAULTS) go test -count 1 -timeout 60m -v -run 'TestCluster_randomFaults' ./e2e/proc
+
+.PHONY: failover
+failover: ## Measure how long lost leaders are missed: TRIALS of each kind
+	RUNNEL_TRIALS=$(TRIALS) go test -count 1 -timeout 60m -v -run 'TestFailoverTimes' ./e2e/proc
+
 .PHONY: soak
-soak: ## Try SOAK_SEEDS random histories with a power cut at every sync point
+soak: ## Try SOAK_SEEDS histories with power cuts, then random faults for SOAK_FAULTS
 	RUNNEL_SOAK_SEEDS=$(SOAK_SEEDS) go test -count 1 -timeout 120m ./internal/commitlog/... ./internal/vfs/...
+	$(MAKE) faults FAULTS=$(SOAK_FAULTS)
 
 .PHONY: cross
 cross: ## Build for every platform

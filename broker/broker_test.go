@@ -79,6 +79,41 @@ func TestFromBirthToDeath(t *testing.T) {
 	})
 }
 
+// A broker that was let into service, and whose partitions are about to be
+// elected, is not ready: the first request would be refused.
+func TestReadyWhenItLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		id := uuid.New()
+		objects := metadatatest.TopicObjects(id, "orders", 2, 1, 1)
+		waiting := metadatatest.PartitionObject(id, 1, 1, 1)
+		waiting.GetPartition().Leader = int32(metadata.NoBroker)
+		waiting.GetPartition().Isr = []int32{1, 2} // else the controller of this test elects it together with the admission
+		waiting.GetPartition().Replicas = []int32{1, 2}
+		w.controller.Put(append(objects[:2], waiting)...)
+		b := w.start(testConfig())
+		defer b.end(t)
+		health := healthpb.NewHealthClient(w.conn)
+		time.Sleep(5 * time.Second)
+		select {
+		case <-b.Ready():
+			t.Error("ready without a leader")
+		default:
+		}
+		if r, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("health: %v, %v", r, err)
+		}
+		w.controller.Put(metadatatest.PartitionObject(id, 1, 1, 2))
+		time.Sleep(time.Second)
+		select {
+		case <-b.Ready():
+		default:
+			t.Error("not ready though all is led")
+		}
+	})
+}
+
 // With every controller gone records flow on, and only admin writes wait.
 func TestWithoutControllers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

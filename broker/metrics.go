@@ -14,7 +14,7 @@ func newMetrics(n *node, reg prometheus.Registerer) {
 	gauge("disk_free_bytes", "Free bytes on the disk of the data directory.", func() float64 { return float64(n.root.Disk().Free) })
 	gauge("disk_total_bytes", "Bytes of the disk of the data directory.", func() float64 { return float64(n.root.Disk().Total) })
 	gauge("ready", "1 while the broker is in service.", func() float64 {
-		if n.unready() != nil {
+		if n.notReady() != nil {
 			return 0
 		}
 		return 1

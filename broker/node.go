@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/replication"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/broker/rpc"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/lifecycle"
@@ -44,7 +46,9 @@ type node struct {
 	replicas  *replication.Server
 	followers *replication.Followers
 
+	router   *router.Router
 	logs     *rpc.LogService
+	forward  *rpc.ForwardService
 	client   *rpcserver.Server
 	internal *rpcserver.Server
 	drain    chan struct{} // closed when streams are to end
@@ -132,18 +136,22 @@ func (n *node) build(sec security) {
 	if maxAge == 0 {
 		maxAge = -1
 	}
+	n.router = router.New(router.Options{Store: n.store, Dial: b.dial(sec.dial, codec), Rules: rpc.Rules(), Pool: pool, Metrics: reg})
 	n.logs = rpc.NewLogService(rpc.LogOptions{
-		Store: n.store, Partitions: n.set, Rules: rpc.Rules(), Metrics: reg, Pool: pool, Find: finder.Find,
+		Store: n.store, Partitions: n.set, Rules: rpc.Rules(), Metrics: reg, Pool: pool, Router: n.router, Find: finder.Find,
 		MaxInflight: b.cfg.Streams.ProduceMaxInflight, MaxStreamAge: maxAge, GoawayGrace: b.cfg.Streams.GoawayGrace.Std(),
 		FetchBuffer: int64(b.cfg.Streams.FetchBufferBytes),
 	})
 	n.logs.Register(n.client)
 	admin := rpc.AdminDeps{
-		Store: n.store, Session: n.session, Set: n.set, Root: n.root, Finder: finder, Descriptors: descriptors,
+		Store: n.store, Session: n.session, Set: n.set, Root: n.root, Finder: finder, Router: n.router, Descriptors: descriptors,
 		Version: b.deps.Version, Drain: n.drain, Log: log,
 	}
-	runnelv1.RegisterAdminServiceServer(n.client, rpc.NewAdminService(admin))
+	counter := rpc.NewAdminService(admin)
+	runnelv1.RegisterAdminServiceServer(n.client, counter)
 	runnelv1.RegisterMetadataServiceServer(n.client, rpc.NewMetadataService(admin, maxAge))
+	n.forward = rpc.NewForwardService(n.logs, counter)
+	n.forward.Register(n.internal)
 	n.client.Recovering()
 	n.internal.Recovering()
 	newMetrics(n, reg)
@@ -217,6 +225,7 @@ func (n *node) run(ctx context.Context) error {
 	ports := begin(ctx, n.servePorts()...)
 	control := begin(ctx, n.session.Run, n.watchReadiness)
 	storage := begin(ctx, n.root.Run, n.set.Run, n.followers.Run)
+	forwards := begin(ctx, n.router.Run)
 	clients := begin(ctx, func(ctx context.Context) error {
 		return lifecycle.Serve(ctx, n.client.Server, n.lis.client, n.drainTime())
 	})
@@ -229,6 +238,7 @@ func (n *node) run(ctx context.Context) error {
 	case <-ports.ended:
 	case <-control.ended:
 	case <-storage.ended:
+	case <-forwards.ended:
 	case <-clients.ended:
 	}
 	if err := n.root.Failure().Err(); err != nil {
@@ -242,12 +252,15 @@ func (n *node) run(ctx context.Context) error {
 	n.startDrain()
 	err := clients.end()
 	n.logs.Wait()
+	err = errors.Join(err, forwards.end())
 	n.set.Stop(partition.ErrShuttingDown)
 	err = errors.Join(err, storage.end())
 	n.replicas.Drain()
 	err = errors.Join(err, n.closeRoot())
+	n.forward.Drain() // what came for partitions of this broker has been answered
 	err = errors.Join(err, control.end(), ports.end())
 	n.replicas.Wait()
+	n.forward.Wait()
 	n.log.Info().Err(err).Msg("the broker has ended")
 	return err
 }
@@ -263,7 +276,7 @@ func (n *node) servePorts() []func(context.Context) error {
 		},
 	}
 	if n.lis.admin != nil {
-		admin := telemetry.Admin{Metrics: n.broker.deps.Registry, Healthy: n.root.Failure().Err, Ready: n.unready}
+		admin := telemetry.Admin{Metrics: n.broker.deps.Registry, Healthy: n.root.Failure().Err, Ready: n.notReady}
 		parts = append(parts, func(ctx context.Context) error { return admin.Serve(ctx, n.lis.admin) })
 	}
 	return parts
@@ -311,11 +324,12 @@ var (
 	errRecovering = errors.New("recovering: the logs are being opened")
 	errFenced     = errors.New("not in service yet: the controller has not admitted this broker")
 	errCatchingUp = errors.New("catching up: some replicas are not in sync yet")
+	errElecting   = errors.New("some partitions of this broker are about to get their leader")
 	errLeaving    = errors.New("shutting down")
 )
 
 // catchUpTime is after how long a broker is ready though some of its replicas
-// are not back in sync.
+// are not back in sync, or not led.
 const catchUpTime = 60 * time.Second
 
 // unready says why the broker should get no work, nil when it should. That no
@@ -334,18 +348,48 @@ func (n *node) unready() error {
 	return nil
 }
 
-// lagging says whether a replica of this broker is out of its ISR.
+// lagging says why work sent to this broker would not go well yet: a replica
+// of it is out of its ISR, or one that it could lead is not led. Leaders are
+// elected, and begin to lead, after the broker was let into service.
 func (n *node) lagging() error {
-	self := n.store.Load().Self
-	for _, t := range n.store.Load().Topics() {
+	img := n.store.Load()
+	for _, t := range img.Topics() {
 		for i := range t.Partitions {
 			p := &t.Partitions[i]
-			if slices.Contains(p.Replicas, self) && !slices.Contains(p.ISR, self) {
+			switch {
+			case !slices.Contains(p.Replicas, img.Self):
+			case !slices.Contains(p.ISR, img.Self):
 				return errCatchingUp
+			case p.Leader == metadata.NoBroker, p.Leader == img.Self && !n.leads(t, int32(i)): //nolint:gosec // bounded by the image
+				return errElecting
 			}
 		}
 	}
 	return nil
+}
+
+// leads says whether this broker leads a partition as the metadata has it, or
+// has lost what it would lead.
+func (n *node) leads(t *metadata.Topic, i int32) bool {
+	p, err := n.set.Get(t.ID, i)
+	if err != nil {
+		return !errors.Is(err, partition.ErrNoLeader)
+	}
+	return p.State().Leader
+}
+
+// notReady is unready, and before the broker has been ready once also why that
+// takes so long.
+func (n *node) notReady() error {
+	if err := n.unready(); err != nil {
+		return err
+	}
+	select {
+	case <-n.broker.inService:
+		return nil
+	default:
+		return cmp.Or(n.lagging(), errCatchingUp)
+	}
 }
 
 // watchReadiness keeps the health services up to date until ctx is done.

@@ -93,16 +93,26 @@ type EtcdConfig struct {
 	Username string `yaml:"username" env:"USERNAME"`
 	// Password for an external etcd. Default: none.
 	Password config.Secret `yaml:"password" env:"PASSWORD"`
-	// CertFile is the certificate to show to an external etcd, PEM. Default: none.
+	// CertFile is the certificate to show to an external etcd, or that of the embedded member, PEM. Default: none.
 	CertFile string `yaml:"cert_file" env:"CERT_FILE"`
 	// KeyFile is its key, PEM. Default: none.
 	KeyFile string `yaml:"key_file" env:"KEY_FILE"`
-	// CAFile verifies an external etcd's certificate, PEM. Default: none, plaintext.
+	// CAFile verifies an external etcd's certificate; it makes the ports of the embedded member mutual TLS, PEM. Default: none,
+	// plaintext.
 	CAFile string `yaml:"ca_file" env:"CA_FILE"`
-	// Client is the loopback address the embedded member serves etcd's own tools on. Default: 127.0.0.1:7428.
+	// Name of the embedded member, apart from the others'. Default: runnel.
+	Name string `yaml:"name" env:"NAME"`
+	// InitialMembers are the embedded members that a new cluster begins with, this one among them, each as name=host:port with
+	// the address of etcd.peer there. All of them are started once with --bootstrap. Default: this one alone.
+	InitialMembers []string `yaml:"initial_members" env:"INITIAL_MEMBERS"`
+	// Client is the address the embedded member serves etcd's own tools on: a loopback address, unless ca_file is set. Default:
+	// 127.0.0.1:7428.
 	Client string `yaml:"client" env:"CLIENT"`
-	// Peer is the loopback address the embedded member serves other members on. Default: 127.0.0.1:7429.
+	// Peer is the address the embedded member serves other members on: a loopback address, unless ca_file is set. Default:
+	// 127.0.0.1:7429.
 	Peer string `yaml:"peer" env:"PEER"`
+	// AdvertisedPeer is the address that other members come to. Default: Peer.
+	AdvertisedPeer string `yaml:"advertised_peer" env:"ADVERTISED_PEER"`
 	// QuotaBytes is how much metadata the embedded member takes before it refuses writes. Default: 2GiB.
 	QuotaBytes config.ByteSize `yaml:"quota_bytes" env:"QUOTA_BYTES"`
 	// History is how long the embedded member remembers changes. Default: 1h.
@@ -140,7 +150,7 @@ func DefaultConfig() Config {
 		},
 		Topics: TopicsConfig{Partitions: 1, ReplicationFactor: 3, MaxPartitions: 10_000},
 		Etcd: EtcdConfig{
-			Client: "127.0.0.1:7428", Peer: "127.0.0.1:7429", QuotaBytes: 2 * config.GiB,
+			Name: "runnel", Client: "127.0.0.1:7428", Peer: "127.0.0.1:7429", QuotaBytes: 2 * config.GiB,
 			History: config.Duration(time.Hour), Heartbeat: config.Duration(100 * time.Millisecond),
 			StartTimeout: config.Duration(time.Minute),
 		},
@@ -176,7 +186,7 @@ func (c Config) Validate() error {
 	}
 	c.Listen.validate(&bad)
 	c.Security.validate(&bad, c.Listen.Controller)
-	if !regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`).MatchString(c.Cluster.Name) {
+	if !validName(c.Cluster.Name) {
 		bad.add("cluster.name", "%q: want 1 to 64 letters, digits, dots, dashes and underscores", c.Cluster.Name)
 	}
 	bad.within("cluster.session_timeout", c.Cluster.SessionTimeout, time.Second, 10*time.Minute)
@@ -265,16 +275,64 @@ func (e EtcdConfig) validate(bad *complaints) {
 		switch {
 		case err != nil:
 			bad.add(option, "%w", err)
-		case net.ParseIP(host) == nil || !rpcserver.IsLoopback(host):
-			bad.add(option, "%q: the embedded etcd has no protection of its own: want a loopback address, such as 127.0.0.1:7428", addr)
+		case net.ParseIP(host) == nil:
+			bad.add(option, "%q: want an IP address of this machine, such as 127.0.0.1:7428", addr)
+		case !rpcserver.IsLoopback(host) && e.CAFile == "":
+			bad.add(option, "%q: the embedded etcd is open to others there: set etcd.ca_file, cert_file and key_file, or use a loopback address, such as 127.0.0.1:7428", addr)
 		}
 	}
+	e.validateMembers(bad)
 	if e.QuotaBytes < 16*config.MiB || e.QuotaBytes > 8*config.GiB {
 		bad.add("etcd.quota_bytes", "%v: want 16MiB to 8GiB", e.QuotaBytes)
 	}
 	bad.within("etcd.history", e.History, time.Minute, 24*time.Hour)
 	bad.within("etcd.heartbeat", e.Heartbeat, 10*time.Millisecond, 5*time.Second)
 	bad.within("etcd.start_timeout", e.StartTimeout, time.Second, time.Hour)
+}
+
+func (e EtcdConfig) validateMembers(bad *complaints) {
+	if !validName(e.Name) {
+		bad.add("etcd.name", "%q: want 1 to 64 letters, digits, dots, dashes and underscores", e.Name)
+	}
+	advertised := e.Peer
+	if e.AdvertisedPeer != "" {
+		advertised = e.AdvertisedPeer
+		if err := rpcserver.CheckRoutable(e.AdvertisedPeer); err != nil {
+			bad.add("etcd.advertised_peer", "%w", err)
+		}
+	}
+	names, mine := map[string]bool{}, len(e.InitialMembers) == 0
+	for _, m := range e.InitialMembers {
+		name, addr, err := parseMember(m)
+		switch {
+		case err != nil:
+			bad.add("etcd.initial_members", "%w", err)
+		case names[name]:
+			bad.add("etcd.initial_members", "%q: the name is there twice", m)
+		}
+		names[name] = true
+		if name == e.Name {
+			mine = true
+			if addr != advertised {
+				bad.add("etcd.initial_members", "%q: this member is reached at %s (etcd.advertised_peer, or etcd.peer)", m, advertised)
+			}
+		}
+	}
+	if !mine {
+		bad.add("etcd.initial_members", "none is named %q, as this member is (etcd.name)", e.Name)
+	}
+}
+
+// validName reports whether a cluster or a member may have a name.
+func validName(s string) bool { return regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`).MatchString(s) }
+
+// parseMember reads name=host:port.
+func parseMember(s string) (name, addr string, err error) {
+	name, addr, ok := strings.Cut(s, "=")
+	if !ok || !validName(name) {
+		return "", "", fmt.Errorf("%q: want name=host:port", s)
+	}
+	return name, addr, rpcserver.CheckRoutable(addr)
 }
 
 // nameTaken adds the option to an error about a port that is in use.

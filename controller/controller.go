@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -41,6 +40,9 @@ type Deps struct {
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Bootstrap permits making a new cluster where there is none.
 	Bootstrap bool
+	// Join are the addresses of etcd members, host:port, whose cluster this controller's embedded member joins when it has no
+	// data yet.
+	Join []string
 	// Dev is for the one process that is controller and broker: it implies Bootstrap, and no broker is ever fenced by time.
 	Dev bool
 }
@@ -265,12 +267,9 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 	case c.deps.KV != nil:
 		return openedKV{KV: c.deps.KV, close: func() error { return nil }, watch: idle, sole: shared}, nil
 	case len(e.Endpoints) > 0:
-		ext := store.External{Endpoints: e.Endpoints, Username: e.Username, Password: string(e.Password)}
-		if e.CAFile != "" {
-			var err error
-			if ext.TLS, err = store.ClientTLS(e.CertFile, e.KeyFile, e.CAFile); err != nil {
-				return openedKV{}, fmt.Errorf("etcd: %w", err)
-			}
+		ext, err := c.cfg.external(nil)
+		if err != nil {
+			return openedKV{}, err
 		}
 		kv, err := store.Connect(ext, c.deps.Log)
 		if err != nil {
@@ -278,10 +277,16 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 		}
 		return openedKV{KV: kv, close: kv.Close, watch: idle, sole: shared}, nil
 	}
-	m, err := store.OpenMember(ctx, store.Embedded{
-		Dir: filepath.Join(c.cfg.DataDir, "etcd"), Client: e.Client, Peer: e.Peer, Bootstrap: c.deps.Bootstrap || c.deps.Dev,
-		QuotaSize: int64(e.QuotaBytes), Compact: e.History.Std(), Tick: e.Heartbeat.Std(), Start: e.StartTimeout.Std(),
-	}, c.deps.Log)
+	member := c.cfg.embedded()
+	member.Bootstrap = c.deps.Bootstrap || c.deps.Dev
+	if len(c.deps.Join) > 0 {
+		ext, err := c.cfg.external(c.deps.Join)
+		if err != nil {
+			return openedKV{}, err
+		}
+		member.Bootstrap, member.Join = false, &ext
+	}
+	m, err := store.OpenMember(ctx, member, c.deps.Log)
 	if err != nil {
 		return openedKV{}, e.nameTaken(err)
 	}

@@ -41,12 +41,19 @@ func (c *Controller) attend(ctx context.Context, s *store.Store) {
 		}
 		if c.attendOne(ctx, active) {
 			c.deps.Log.Warn().Str("address", active.Address).Msg("the active controller's process has ended; ending its tenure")
-			if err := s.Depose(ctx, active.Incarnation); err != nil && ctx.Err() == nil {
+			if err := c.depose(ctx, s, active); err != nil && ctx.Err() == nil {
 				c.deps.Log.Warn().Err(err).Msg("the tenure of the active controller could not be ended; waiting for it to time out")
 			}
 		}
 		lifecycle.Wait(ctx, attendAgain)
 	}
+}
+
+// depose ends a tenure, unless that has happened by itself before.
+func (c *Controller) depose(ctx context.Context, s *store.Store, active *state.Controller) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*c.cfg.Cluster.ElectionTimeout.Std())
+	defer cancel()
+	return s.Depose(ctx, active.Incarnation)
 }
 
 // attendOne watches over the active controller until the stream to it ends, or another one is active. It reports whether the

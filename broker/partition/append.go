@@ -28,9 +28,9 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended,
 		return Appended{}, err
 	}
 	t := p.Topic()
-	p.busySince.Store(time.Now().UnixNano())
+	p.writingSince.begin()
 	got, err := p.log.Append(b, st.Epoch, timestampType(t.Config.TimestampType))
-	p.busySince.Store(0)
+	p.writingSince.end()
 	if err != nil {
 		return Appended{}, p.appendFailed(b, err)
 	}

@@ -144,8 +144,8 @@ func (c *core) appended(end record.Offset, now time.Time) {
 	c.advance()
 }
 
-// synced notes how much of the own log the disk has. It reports whether the
-// high watermark moved, as acked does.
+// synced notes how much of the own log the disk has. It reports whether the high
+// watermark moved.
 func (c *core) synced(durable record.Offset) bool {
 	c.own.durable = max(c.own.durable, durable)
 	return c.advance()

@@ -81,7 +81,7 @@ func (c *core) behindSince(id metadata.BrokerID, now time.Time) time.Time {
 func (c *core) behind(id metadata.BrokerID, now time.Time) time.Duration {
 	d := now.Sub(c.behindSince(id, now))
 	if f := c.followers[id]; f != nil {
-		d -= f.charged
+		d = max(d-f.charged, 0)
 	}
 	return d
 }
@@ -134,13 +134,16 @@ func (c *core) ready(id metadata.BrokerID) bool {
 	return eligible && f.brokerEpoch >= epoch && has >= c.hw && has >= c.leso
 }
 
-// wanted returns the ISR this leader would have: without members that lag, with
-// replicas that have caught up.
-func (c *core) wanted(now time.Time) []metadata.BrokerID {
-	c.charge(now)
-	want := slices.DeleteFunc(slices.Clone(c.committed), func(id metadata.BrokerID) bool {
-		return id != c.self && c.behind(id, now) >= c.lag.max
-	})
+// wanted returns the ISR this leader would have: with replicas that have caught
+// up and, if lag is judged, without members that lag.
+func (c *core) wanted(judge bool, now time.Time) []metadata.BrokerID {
+	want := slices.Clone(c.committed)
+	if judge {
+		c.charge(now)
+		want = slices.DeleteFunc(want, func(id metadata.BrokerID) bool {
+			return id != c.self && c.behind(id, now) >= c.lag.max
+		})
+	}
 	for _, id := range c.replicas {
 		if id != c.self && !slices.Contains(c.committed, id) && c.ready(id) {
 			want = append(want, id)
@@ -152,11 +155,14 @@ func (c *core) wanted(now time.Time) []metadata.BrokerID {
 // propose returns the proposal to be sent now, if there is one. It counts from
 // here on: its members hold the high watermark back before the controller hears
 // of it, and who is left out goes on doing so until the controller has spoken.
-func (c *core) propose(number func() uint64, now time.Time) (proposal, bool) {
+//
+// Lag is judged only by the clock, which knows whether this broker was away, and
+// never on a follower's word: the others' may be waiting behind it.
+func (c *core) propose(number func() uint64, judge bool, now time.Time) (proposal, bool) {
 	if c.role != leading || c.moving || len(c.proposals) > 0 || now.Before(c.retryAt) || !slices.Contains(c.committed, c.self) {
 		return proposal{}, false
 	}
-	isr := c.wanted(now)
+	isr := c.wanted(judge, now)
 	if len(isr) == len(c.committed) && !slices.ContainsFunc(isr, func(id metadata.BrokerID) bool { return !slices.Contains(c.committed, id) }) {
 		return proposal{}, false
 	}

@@ -26,7 +26,7 @@ func led(isr []metadata.BrokerID, minISR int, sync bool) *core {
 }
 
 // t0 is when tests of the core begin.
-var t0 = time.UnixMilli(1_700_000_000_000) //nolint:gochecknoglobals // a constant, which Go can't have of this type
+var t0 = time.UnixMilli(1_700_000_000_000)
 
 // says acknowledges as a follower that subscribed at the log start.
 func says(c *core, id metadata.BrokerID, epoch record.Epoch, p progress) bool {

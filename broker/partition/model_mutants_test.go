@@ -98,7 +98,7 @@ func mutations() []mutation {
 			}
 		}, ackEverywhere: true, setup: setup{min: 2, moves: true}},
 		{name: "a proposed member's registration is not compared (9)", anyMemberEpoch: true, setup: setup{min: 2, lossy: 6, slow: true, restless: true}},
-		{name: "the partition epoch is not compared (10)", anyPartitionEpoch: true, setup: setup{min: 2, slow: true}},
+		{name: "the partition epoch is not compared (10)", anyPartitionEpoch: true, setup: setup{min: 1, slow: true, fences: true}},
 		{name: "the minimum is taken of the maximal ISR (11)", core: func(b *modelBroker) {
 			all := map[metadata.BrokerID]bool{}
 			for _, set := range b.core.maximal() {
@@ -127,7 +127,7 @@ func mutations() []mutation {
 				b.core.committed = slices.DeleteFunc(slices.Clone(b.core.committed), func(id metadata.BrokerID) bool { return !slices.Contains(p.isr, id) })
 			}
 		}, setup: setup{min: 1}},
-		{name: "a snapshot leaves older proposals under way", lateProposals: true, setup: setup{min: 1, slow: true}},
+		{name: "a snapshot leaves older proposals under way", lateProposals: true, setup: setup{min: 1, slow: true, sessions: true}},
 		{name: "no ack of an accepted subscription (16)", noInitialAck: true},
 		{name: "no progress without data (17)", noProgress: true},
 		{name: "the end is told before it is known (20)", lead: func(b *modelBroker) { b.core.leso = 0 }},

@@ -40,6 +40,8 @@ type setup struct {
 	slow      bool // the controller takes long to hear of proposals
 	moves     bool // leaders are moved all the time
 	restless  bool // brokers restart quickly
+	sessions  bool // sessions begin all the time
+	fences    bool // live brokers are fenced for a moment
 }
 
 // A world is one partition on three brokers with a controller, a network and
@@ -49,7 +51,7 @@ type world struct {
 	mut     mutation
 	setup   setup
 	now     time.Time
-	calm    bool // no faults for now
+	calm    bool // no faults at present
 	brokers []*modelBroker
 	ctl     *modelController
 	streams []*stream
@@ -304,6 +306,7 @@ func (w *world) up(s *stream) {
 		}
 		ok := l.core.ack(m, w.now)
 		w.trace("%d has the ack of %d: %d/%d in %d, taken: %v, hw %d", l.id, f, m.Written, m.Durable, m.Epoch, ok, l.core.hw)
+		l.proposeISR(false)
 	case gone:
 		if fl := l.core.followers[f]; fl != nil && fl.brokerEpoch == s.followerEpoch {
 			l.core.gone(f, s.current, w.now)
@@ -454,10 +457,12 @@ func (b *modelBroker) flush() {
 }
 
 // tick lets a leader propose.
-func (b *modelBroker) tick() {
+func (b *modelBroker) tick() { b.proposeISR(true) }
+
+func (b *modelBroker) proposeISR(judge bool) {
 	b.mutate()
 	number := func() uint64 { b.numbers++; return uint64(b.epoch)<<32 | b.numbers }
-	p, ok := b.core.propose(number, b.w.now)
+	p, ok := b.core.propose(number, judge, b.w.now)
 	if b.w.mut.propose != nil {
 		if p, ok = b.w.mut.propose(b); ok {
 			p.base, p.session, p.number = b.core.partitionEpoch, b.core.session, number()

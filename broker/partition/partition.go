@@ -80,9 +80,10 @@ type Partition struct {
 
 	topic atomic.Pointer[metadata.Topic]
 	state atomic.Pointer[State]
-	// busySince is when the present write or sync began, in Unix nanoseconds; 0
-	// while there is none.
-	busySince atomic.Int64
+
+	writingSince, syncingSince stall
+	// met is the damage that a read met; recovery has its own list.
+	met atomic.Pointer[CorruptError]
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -211,9 +212,24 @@ func (p *Partition) String() string { return fmt.Sprintf("%s/%d", p.Topic().Name
 func (p *Partition) Damage() error {
 	d := p.log.Damage()
 	if len(d) == 0 {
+		if met := p.metDamage(); met != nil {
+			return met
+		}
 		return nil
 	}
 	return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: p.log.Dir(), Position: -1, From: d[0].From, Next: d[0].To}
+}
+
+func (p *Partition) damagedHere() bool { return p.Damage() != nil }
+
+// metDamage returns the damage a read met last, nil when there was none or it was
+// removed since.
+func (p *Partition) metDamage() *CorruptError {
+	met := p.met.Load()
+	if met == nil || (met.Next >= 0 && met.Next <= p.log.Start()) {
+		return nil
+	}
+	return met
 }
 
 // Suspicion says why the log may miss what was acknowledged, "" when it does
@@ -279,6 +295,13 @@ func (p *Partition) noteChangeLocked(old, st *State) {
 	}
 	clear(p.subs)
 	p.noteLocked(p.ackNote)
+}
+
+func (p *Partition) isStopped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return p.stopped != nil
 }
 
 // stop takes the partition out of service for good, and says so to all who

@@ -57,7 +57,9 @@ func outOfRange(st *State, off record.Offset) error {
 func (p *Partition) readFailed(from record.Offset, err error) error {
 	if c, ok := errors.AsType[*commitlog.CorruptError](err); ok {
 		p.host.metrics.corrupt.Inc()
-		return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset}
+		e := &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset}
+		p.met.Store(e)
+		return e
 	}
 	switch {
 	case errors.Is(err, commitlog.ErrShortBuffer):
@@ -72,6 +74,13 @@ func (p *Partition) readFailed(from record.Offset, err error) error {
 		return fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err)
 	}
 	return fmt.Errorf("read %s at %d: %w", p, from, err)
+}
+
+// Damaged notes that a reader found the payload of the offsets from from up to
+// next damaged.
+func (p *Partition) Damaged(from, next record.Offset, what string) {
+	p.host.metrics.corrupt.Inc()
+	p.log.NoteDamage(from, next, what)
 }
 
 // OffsetForTime finds the first committed record whose time is at or after ms.

@@ -59,7 +59,7 @@ func (p *Partition) startToken(subscription int64, notify func()) (FollowerSubsc
 // It needs the writing token.
 func (p *Partition) fit() bool {
 	var err error
-	if len(p.log.Damage()) > 0 {
+	if p.damagedHere() {
 		heal, withdraw := p.damaged()
 		if withdraw {
 			return false
@@ -133,8 +133,7 @@ func (p *Partition) answeredToken(subscription int64, a SubscribeAnswer) (again 
 	}
 	do, err := p.core.answered(subscription, a, p.log)
 	if err == nil && do.kind == noChange {
-		p.publishLocked()
-		p.noteLocked(p.ackNote) // acknowledged at once, even when nothing is to be sent
+		p.publishLocked() // and so it is acknowledged at once, also when nothing is to be sent
 	}
 	leader, epoch := p.core.follow.leader, p.core.epoch
 	p.mu.Unlock()
@@ -155,17 +154,16 @@ func (p *Partition) answeredToken(subscription int64, a SubscribeAnswer) (again 
 // change cuts or empties the log. It needs the writing token; the subscription
 // has been dropped.
 func (p *Partition) change(do change) error {
-	log := p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Int64("to", int64(do.to)).Int64("end", int64(p.log.End()))
+	end, kept := p.log.End(), ""
 	if do.keep {
 		from := do.to
 		if do.kind == empty {
 			from = p.log.Start()
 		}
-		path, err := p.log.SaveTail(from)
-		if err != nil {
+		var err error
+		if kept, err = p.log.SaveTail(from); err != nil {
 			return p.changeFailed("keep the tail of", err)
 		}
-		log = log.Str("kept", path)
 	}
 	if do.below {
 		p.host.metrics.belowHW.Inc()
@@ -182,7 +180,8 @@ func (p *Partition) change(do change) error {
 	if err != nil {
 		return p.changeFailed("cut", err)
 	}
-	log.Bool("committed", do.below).Msg("the end of a replica was cut to match its leader")
+	p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Int64("to", int64(do.to)).Int64("end", int64(end)).
+		Str("kept", kept).Bool("committed", do.below).Msg("the end of a replica was cut to match its leader")
 	return nil
 }
 
@@ -194,6 +193,7 @@ func (p *Partition) reset(logStart record.Offset, epoch record.Epoch) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	p.met.Store(nil)
 	p.core.emptied(logStart)
 	p.publishLocked()
 	return nil

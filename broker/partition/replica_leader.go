@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/runnelmq/runnel/broker/metadata"
@@ -122,7 +123,7 @@ func (p *Partition) Ack(a FollowerAck) {
 		return
 	}
 	p.publishLocked()
-	send := p.proposeLocked(time.Now())
+	send := p.proposeLocked(false, time.Now())
 	p.mu.Unlock()
 	send()
 	p.deliver()
@@ -147,10 +148,10 @@ func (p *Partition) linkAtLocked(id metadata.BrokerID) time.Time {
 	return time.Time{}
 }
 
-// proposeLocked makes a proposal if one is due. What it returns sends it, and is
-// to be called without locks.
-func (p *Partition) proposeLocked(now time.Time) (send func()) {
-	pr, ok := p.core.propose(p.host.number, now)
+// proposeLocked makes a proposal if one is due; judge says whether lag is
+// judged. What it returns sends it, and is to be called without locks.
+func (p *Partition) proposeLocked(judge bool, now time.Time) (send func()) {
+	pr, ok := p.core.propose(p.host.number, judge, now)
 	if !ok {
 		return func() {}
 	}
@@ -171,7 +172,7 @@ func (p *Partition) tick(now time.Time, late bool) {
 	if late {
 		p.core.restartClocks(now)
 	}
-	send := p.proposeLocked(now)
+	send := p.proposeLocked(true, now)
 	reason := p.unfitLocked(now)
 	epoch := p.core.epoch
 	ask := reason != "" && now.Sub(p.askedAt) >= askAgain
@@ -186,6 +187,18 @@ func (p *Partition) tick(now time.Time, late bool) {
 	}
 }
 
+// A stall is when the present call to the disk began, in Unix nanoseconds; 0
+// while there is none.
+type stall struct{ atomic.Int64 }
+
+func (s *stall) begin() { s.Store(time.Now().UnixNano()) }
+func (s *stall) end()   { s.Store(0) }
+
+func (s *stall) longer(now time.Time, than time.Duration) bool {
+	since := s.Load()
+	return since != 0 && now.Sub(time.Unix(0, since)) >= than
+}
+
 // askAgain is how often the controller is asked for another leader.
 const askAgain = 5 * time.Second
 
@@ -195,13 +208,12 @@ func (p *Partition) unfitLocked(now time.Time) string {
 	if p.core.role != leading || len(p.core.committed) < 2 {
 		return ""
 	}
-	busy := p.busySince.Load()
 	switch {
-	case busy != 0 && now.Sub(time.Unix(0, busy)) >= p.core.lag.max:
+	case p.writingSince.longer(now, p.core.lag.max), p.syncingSince.longer(now, p.core.lag.max):
 		return "stalled: the disk has not answered for " + p.core.lag.max.String()
 	case p.core.faulty(now):
 		return "stalled: followers were not sent what they have credit for"
-	case len(p.log.Damage()) > 0:
+	case p.damagedHere():
 		return "corrupt: stored records are damaged"
 	}
 	return ""
@@ -223,10 +235,9 @@ const (
 	releaseTime = 2 * time.Second
 )
 
-// handOver stops appends in the given leader epoch. It returns false when this
-// broker does not lead in it.
+// handOver refuses appends from now on, in the given leader epoch. It returns
+// false when this broker does not lead in it.
 func (p *Partition) handOver(epoch record.Epoch) bool {
-	p.writing <- struct{}{} // who is appending is among those that are answered
 	p.mu.Lock()
 	ok := p.stopped == nil && p.core.role == leading && p.core.epoch == epoch
 	if ok {
@@ -234,7 +245,6 @@ func (p *Partition) handOver(epoch record.Epoch) bool {
 		p.publishLocked()
 	}
 	p.mu.Unlock()
-	<-p.writing
 	p.deliver()
 	return ok
 }
@@ -242,13 +252,20 @@ func (p *Partition) handOver(epoch record.Epoch) bool {
 // drained says whether all that was appended in the epoch that is being handed
 // over is committed; ended, whether it has nothing to hand over any more.
 func (p *Partition) drained(epoch record.Epoch) (drained, ended bool) {
+	idle := false
+	select {
+	case p.writing <- struct{}{}: // no append that was admitted before is under way
+		<-p.writing
+		idle = true
+	default: // its disk may hang: not to be waited for
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
 	if p.stopped != nil || !p.core.moving || p.core.epoch != epoch {
 		return false, true
 	}
-	return p.core.drained(), false
+	return idle && p.core.drained(), false
 }
 
 // goOn takes appends again, if the leadership is still this broker's.

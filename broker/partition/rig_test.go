@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -55,6 +56,28 @@ func (s *session) Release(r metadata.Released) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.released = append(s.released, r)
+}
+
+// proposed returns the proposals so far, asks the requests.
+func (s *session) proposed() []metadata.Proposal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.proposals)
+}
+
+func (s *session) asks() []metadata.LeadershipRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.asked)
+}
+
+// answers takes the answers to hand-overs.
+func (s *session) answers() []metadata.Released {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.released
+	s.released = nil
+	return out
 }
 
 func (s *session) Report(r []metadata.ReplicaReport) {

@@ -101,7 +101,7 @@ func (p *Partition) yield(mp *metadata.Partition, session uint64) {
 // vouch lifts a suspicion from a replica that has caught up: it is of the ISR
 // again, by the word of a controller that knew of the suspicion.
 func (p *Partition) vouch(mp *metadata.Partition, judged bool) error {
-	if !judged || p.log.Suspicion() == commitlog.NotSuspect || len(p.log.Damage()) > 0 || !slices.Contains(mp.ISR, p.host.self) {
+	if !judged || p.log.Suspicion() == commitlog.NotSuspect || p.damagedHere() || !slices.Contains(mp.ISR, p.host.self) {
 		return nil
 	}
 	if err := p.log.SetSuspicion(commitlog.NotSuspect); err != nil {

@@ -28,9 +28,9 @@ func (p *Partition) flushOnce() {
 	p.flusher = flushing
 	p.mu.Unlock()
 	start := time.Now()
-	p.busySince.CompareAndSwap(0, start.UnixNano())
+	p.syncingSince.begin()
 	err := p.log.Sync()
-	p.busySince.Store(0)
+	p.syncingSince.end()
 	p.host.metrics.flush.Observe(time.Since(start).Seconds())
 	if err != nil && !errors.Is(err, commitlog.ErrClosed) {
 		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
@@ -51,10 +51,7 @@ func (p *Partition) flushOnce() {
 // maintain rolls, and as a leader retains. It says what retention removed: a
 // follower removes what its leader has removed, and nothing else.
 func (p *Partition) maintain(now time.Time) (removed int, err error) {
-	p.mu.Lock()
-	stopped := p.stopped != nil
-	p.mu.Unlock()
-	if stopped {
+	if p.isStopped() {
 		return 0, nil
 	}
 	p.writing <- struct{}{}

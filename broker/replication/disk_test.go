@@ -20,6 +20,7 @@ const (
 	writing    = vfs.OpWrite
 	syncing    = vfs.OpSync
 	truncating = vfs.OpTruncate
+	reading    = vfs.OpRead
 )
 
 // A held disk is one whose writes or syncs to a partition's segments hang.

@@ -34,6 +34,7 @@ type puppet struct {
 	heard  []*replicav1.ReplicateRequest
 	at     []time.Time
 	over   int // streams that ended
+	mute   bool
 }
 
 // Replicate implements replicav1.ReplicaServiceServer.
@@ -50,7 +51,9 @@ func (l *puppet) Replicate(ss grpc.BidiStreamingServer[replicav1.ReplicateReques
 	l.mu.Lock()
 	l.opens, l.stream = append(l.opens, first.GetOpen()), ss
 	l.mu.Unlock()
-	l.say(&replicav1.ReplicateResponse{Event: &replicav1.ReplicateResponse_Opened{Opened: &replicav1.Opened{}}})
+	if !l.mute {
+		l.say(&replicav1.ReplicateResponse{Event: &replicav1.ReplicateResponse_Opened{Opened: &replicav1.Opened{}}})
+	}
 	for {
 		m, err := ss.Recv()
 		if err != nil {
@@ -100,16 +103,21 @@ func (l *puppet) accept(number int64) {
 
 // data sends a frame; edit makes it wrong.
 func (l *puppet) data(id uuid.UUID, epoch, number int64, size int, edit func(*replicav1.Data)) {
-	frame := frameOf(l.t, 0, record.Epoch(epoch), 1, size)
-	seg := &runnelv1.Segment{}
-	if err := proto.Unmarshal(frame, seg); err != nil {
-		l.t.Fatal(err)
-	}
-	d := &replicav1.Data{TopicId: id.String(), LeaderEpoch: epoch, Subscription: number, NextOffset: 1, Batches: seg.GetBatches()}
+	batches := batchesOf(l.t, frameOf(l.t, 0, record.Epoch(epoch), 1, size))
+	d := &replicav1.Data{TopicId: id.String(), LeaderEpoch: epoch, Subscription: number, NextOffset: 1, Batches: batches}
 	if edit != nil {
 		edit(d)
 	}
 	l.say(&replicav1.ReplicateResponse{Event: &replicav1.ReplicateResponse_Data{Data: d}})
+}
+
+func batchesOf(tb testing.TB, frame []byte) []*runnelv1.RecordBatch {
+	tb.Helper()
+	seg := &runnelv1.Segment{}
+	if err := proto.Unmarshal(frame, seg); err != nil {
+		tb.Fatal(err)
+	}
+	return seg.GetBatches()
 }
 
 func frameOf(tb testing.TB, base record.Offset, epoch record.Epoch, records, size int) []byte {
@@ -162,11 +170,11 @@ func kinds(heard []*replicav1.ReplicateRequest) []string {
 	return out
 }
 
-func expect(t *testing.T, l *puppet, want ...string) {
-	t.Helper()
+func expect(tb testing.TB, l *puppet, want ...string) {
+	tb.Helper()
 	heard, _ := l.hear()
 	if got := kinds(heard); !slices.Equal(got, want) {
-		t.Errorf("heard %q, want %q", got, want)
+		tb.Errorf("heard %q, want %q", got, want)
 	}
 }
 
@@ -199,7 +207,7 @@ func TestFollower_dropsWhatDoesNotFit(t *testing.T) {
 		"another start":        {edit: func(d *replicav1.Data) { d.StartOffset, d.NextOffset = 1, 2 }},
 		"another epoch before": {edit: func(d *replicav1.Data) { d.StartOffset, d.PrevEpoch = 0, new(int64(7)); d.NextOffset = 0 }},
 		"a bad checksum":       {edit: func(d *replicav1.Data) { d.Batches[0].GetRecords().GetRecords()[0].Value = []byte("other") }},
-		"a later epoch inside": {edit: func(d *replicav1.Data) { d.Batches = later(d.Batches) }},
+		"a later epoch inside": {edit: func(d *replicav1.Data) { d.Batches = batchesOf(t, frameOf(t, 0, 5, 1, 10)) }},
 		"another subscription": {edit: func(d *replicav1.Data) { d.Subscription = 9 }, ignored: true},
 		"another epoch":        {edit: func(d *replicav1.Data) { d.LeaderEpoch = 2 }, ignored: true},
 		"another topic":        {edit: func(d *replicav1.Data) { d.TopicId = "x" }, ignored: true},
@@ -234,18 +242,6 @@ func TestFollower_dropsWhatDoesNotFit(t *testing.T) {
 		})
 	}
 }
-
-// later returns batches of a later leader epoch, with good checksums.
-func later([]*runnelv1.RecordBatch) []*runnelv1.RecordBatch {
-	seg := &runnelv1.Segment{}
-	_ = proto.Unmarshal(frameOf(nopTB{}, 0, 5, 1, 10), seg)
-	return seg.GetBatches()
-}
-
-// nopTB is for helpers where no test is at hand.
-type nopTB struct{ testing.TB }
-
-func (nopTB) Helper() {}
 
 func TestFollower_dropsTheSubscriptionBeforeItCuts(t *testing.T) {
 	puppetTown(t, func(w *town, l *puppet) {
@@ -333,6 +329,46 @@ func TestFollower_endsAStreamThatIsOverdrawn(t *testing.T) {
 		time.Sleep(time.Second)
 		if opened, _ := l.streams(); opened != 2 {
 			t.Errorf("%d streams", opened)
+		}
+	})
+}
+
+// Whatever was taken is forgotten: only what waits counts.
+func TestFollower_takesMoreThanAllCredit(t *testing.T) {
+	puppetTown(t, func(w *town, l *puppet) {
+		id := w.topic(async, 1, 1, 1, 2)
+		synctest.Wait()
+		l.accept(1)
+		for i := range int64(40) {
+			l.data(id, 1, 1, 1<<20, func(d *replicav1.Data) {
+				d.Batches = batchesOf(w.t, frameOf(w.t, record.Offset(i), 1, 1, 1<<20))
+				d.StartOffset, d.NextOffset = i, i+1
+				if i > 0 {
+					d.PrevEpoch = new(int64(1))
+				}
+			})
+			synctest.Wait()
+		}
+		if opened, over := l.streams(); opened != 1 || over != 0 {
+			w.t.Errorf("%d streams, %d over", opened, over)
+		}
+		if end := w.nodes[2].replica(id, 0).State().LogEnd; end != 40 {
+			w.t.Errorf("the log ends at %d", end)
+		}
+	})
+}
+
+func TestFollower_waitsForNoAnswerForEver(t *testing.T) {
+	puppetTown(t, func(w *town, l *puppet) {
+		l.mute = true
+		w.topic(async, 1, 1, 1, 2)
+		time.Sleep(silence - time.Millisecond)
+		if opened, over := l.streams(); opened != 1 || over != 0 {
+			w.t.Errorf("%d streams, %d over", opened, over)
+		}
+		time.Sleep(time.Second)
+		if opened, over := l.streams(); opened != 2 || over != 1 {
+			w.t.Errorf("afterwards %d streams, %d over", opened, over)
 		}
 	})
 }

@@ -120,7 +120,9 @@ func (c *conn) Close() error {
 func (n *network) silence(from, to int32) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.silenced[route{address(from), address(to)}] = make(chan struct{})
+	if r := (route{address(from), address(to)}); n.silenced[r] == nil {
+		n.silenced[r] = make(chan struct{})
+	}
 }
 
 // isolate silences a broker, both ways.

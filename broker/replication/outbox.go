@@ -83,13 +83,16 @@ func (o *outbox) take(spare []dueAck) (events []*replicav1.ReplicateRequest, ack
 
 // ackMessage spells what is due, nil when it is nothing after all. Credit of a
 // subscription that is no longer held goes back without a word about its log.
-func ackMessage(due []dueAck) *replicav1.ReplicateRequest {
+func ackMessage(l *link, due []dueAck) *replicav1.ReplicateRequest {
 	acks := make([]*replicav1.Ack, 0, len(due))
 	for _, d := range due {
 		var a partition.FollowerAck
 		held := false
 		if d.replica != nil {
 			a, held = d.replica.part.FollowerAck(d.number)
+			if !held && d.replica.number.Load() == d.number {
+				d.replica.post(item{kind: itemLost, link: l, number: d.number})
+			}
 		}
 		m := &replicav1.Ack{Subscription: d.number, CreditBytes: d.credit}
 		switch {

@@ -215,7 +215,7 @@ func (p *peer) session(ctx context.Context, conn *grpc.ClientConn) (opened bool,
 		err := p.receive(stream, l, func() { quiet.Reset(silence) })
 		cancel(err)
 	})
-	if err := send(ctx, stream, l.out); err != nil && !errors.Is(err, io.EOF) {
+	if err := send(ctx, stream, l); err != nil && !errors.Is(err, io.EOF) {
 		cancel(err)
 	}
 	// Why it ended is said by who ended it; a failed send only says that it did.
@@ -240,24 +240,24 @@ func (p *peer) open() *replicav1.ReplicateRequest {
 }
 
 // send says what the outbox holds until ctx is done.
-func send(ctx context.Context, stream replicateClient, out *outbox) error {
+func send(ctx context.Context, stream replicateClient, l *link) error {
 	var acks []dueAck
 	for {
 		var events []*replicav1.ReplicateRequest
-		events, acks = out.take(acks)
+		events, acks = l.out.take(acks)
 		for _, m := range events {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
 		}
-		if m := ackMessage(acks); m != nil {
+		if m := ackMessage(l, acks); m != nil {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
 		}
 		clear(acks)
 		select {
-		case <-out.wake:
+		case <-l.out.wake:
 		case <-ctx.Done():
 			return nil
 		}

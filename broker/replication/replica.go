@@ -27,6 +27,8 @@ type replica struct {
 	// number is the subscription, 0 while there is none. Only the worker
 	// changes it.
 	number atomic.Int64
+	// taking: the worker is appending, and acknowledges right after.
+	taking atomic.Bool
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -40,6 +42,7 @@ type replica struct {
 	// The fields below belong to the worker.
 
 	link     *link
+	accepted bool // the subscription is
 	failures int
 	since    time.Time // of the subscription
 }
@@ -66,6 +69,7 @@ const (
 	itemData                     // append
 	itemProgress                 // news
 	itemEnded                    // the leader ended it
+	itemLost                     // the partition seems to have dropped it
 )
 
 // post queues an item. It returns false when the replica is done with: the
@@ -155,6 +159,11 @@ func (r *replica) do(it *item) {
 	case it.kind == itemEnded:
 		r.drop()
 		r.retry(false)
+	case it.kind == itemLost && r.accepted:
+		if _, held := r.part.FollowerAck(it.number); !held {
+			r.drop()
+			r.retry(false)
+		}
 	}
 }
 
@@ -165,10 +174,18 @@ func (r *replica) start(l *link) {
 	}
 	r.drop()
 	r.link = l
+	if leader, epoch, ok := r.part.Following(); !ok || epoch != r.epoch || leader != r.peer.to.leader {
+		r.later(time.Second) // another replica will take the place of this one
+		return
+	}
 	number := r.peer.owner.numbers.Add(1)
-	sub, ok := r.part.FollowerStart(number, func() { l.out.ack(number, r, 0) })
+	sub, ok := r.part.FollowerStart(number, func() {
+		if !r.taking.Load() {
+			l.out.ack(number, r, 0)
+		}
+	})
 	if ok && (sub.Epoch != r.epoch || sub.Leader != r.peer.to.leader) {
-		r.part.FollowerStop(number) // another epoch began: another replica will do it
+		r.part.FollowerStop(number) // just now
 		ok = false
 	}
 	if !ok {
@@ -209,6 +226,7 @@ func (r *replica) drop() {
 	}
 	r.renounce(r.link, number)
 	r.number.Store(0)
+	r.accepted = false
 	r.peer.route(number, nil)
 	r.part.FollowerStop(number)
 }
@@ -229,9 +247,9 @@ func (r *replica) answered(a partition.SubscribeAnswer) {
 		r.drop()
 		r.retry(true)
 	default:
-		// At once, also when nothing is to be sent: it is the ack in this epoch
-		// without which an idle partition would stand still.
-		r.link.out.ack(number, r, 0)
+		// The partition has asked for an ack already: an idle one would stand
+		// still without the first in its epoch.
+		r.accepted = true
 	}
 }
 
@@ -242,12 +260,14 @@ func (r *replica) take(it *item) {
 	var err error
 	current := it.link == r.link && it.number == r.number.Load() && !r.isClosed()
 	if current {
+		r.taking.Store(true)
 		err = r.part.OnData(partition.Data{
 			Epoch: record.Epoch(d.LeaderEpoch), Subscription: d.Subscription,
 			Start: record.Offset(d.StartOffset), Next: record.Offset(d.NextOffset),
 			PrevEpoch: record.Epoch(d.PrevEpoch), HasPrevEpoch: d.HasPrevEpoch,
 			HighWatermark: record.Offset(d.HighWatermark), LogStart: record.Offset(d.LogStart), Batches: d.Frames,
 		})
+		r.taking.Store(false)
 	}
 	r.peer.owner.deps.Pool.Put(it.buf)
 	it.link.taken(bytes)

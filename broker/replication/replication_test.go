@@ -160,10 +160,53 @@ func TestFollower_reconcilesInEveryEpoch(t *testing.T) {
 		synctest.Wait()
 		before := w.nodes[2].followers.numbers.Load()
 		w.elect(id, 0, 1, 1, 2)
-		w.within(20*time.Millisecond, "it subscribes anew", func() bool { return w.nodes[2].followers.numbers.Load() == before+1 })
+		w.within(20*time.Millisecond, "it subscribes anew", func() bool { return w.nodes[2].followers.numbers.Load() > before })
 		_, committed := w.nodes[1].append(id, 0, 1, 10)
 		w.within(20*time.Millisecond, "committed in the second epoch", w.done(committed))
 		w.same(id, 0)
+	})
+}
+
+// A subscription that the partition gave up by itself is not mistaken for one
+// that stands, also when nothing is sent.
+func TestFollower_noticesThatItWasDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 1, 2)
+		defer w.end()
+		id := w.topic(async, 1, 2, 1, 2)
+		synctest.Wait()
+		n := w.nodes[2]
+		before := n.followers.numbers.Load()
+		if _, ok := n.replica(id, 0).FollowerStart(before+1000, func() {}); !ok {
+			t.Fatal("nobody is followed")
+		}
+		w.within(20*time.Millisecond, "it subscribes anew", func() bool { return n.followers.numbers.Load() > before })
+		_, committed := w.nodes[1].append(id, 0, 1, 10)
+		w.within(20*time.Millisecond, "committed", w.done(committed))
+	})
+}
+
+// A read of old records that hangs at the leader holds up nobody in sync.
+func TestSlowRead_holdsUpNobodyInSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 1, 2)
+		defer w.end()
+		w.net.isolate(2, 1)
+		id := w.topic(async, 2, 1, 1, 2)
+		w.change(id, 0, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1} })
+		synctest.Wait()
+		for range 5 {
+			w.nodes[1].append(id, 0, 1, 1000)
+		}
+		disk := w.nodes[1].hold(reading, id, 0)
+		w.net.heal()
+		disk.wait()
+		for range 10 {
+			_, committed := w.nodes[1].append(id, 1, 1, 1000)
+			w.within(20*time.Millisecond, "the other partition goes on", w.done(committed))
+		}
+		disk.release()
+		w.within(20*time.Millisecond, "the first catches up", func() bool { return w.nodes[2].replica(id, 0).State().LogEnd == 5 })
 	})
 }
 
@@ -224,6 +267,32 @@ func TestIdlePartitions_live(t *testing.T) {
 		if isr := w.isr(id, 0); len(isr) != 3 || len(w.heard) != 0 {
 			t.Errorf("ISR %v, proposals %v", isr, w.heard)
 		}
+	})
+}
+
+// Heartbeats of followers confirm an idle leader while no controller does.
+func TestHeartbeats_confirmTheLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 1, 2, 3)
+		defer w.end()
+		w.deaf = true
+		id := w.topic(async, 1, 2, 1, 2, 3)
+		synctest.Wait()
+		w.away.Store(true)
+		p := w.nodes[1].replica(id, 0)
+		for range 60 {
+			time.Sleep(time.Second)
+			if !p.Confirmed() {
+				t.Fatal("it is in touch with all that could be elected")
+			}
+		}
+		w.net.isolate(3, 1)
+		time.Sleep(4 * time.Second)
+		if p.Confirmed() {
+			t.Error("a member of the ISR may have been elected")
+		}
+		w.net.heal()
+		w.within(4*time.Second, "it is in touch again", p.Confirmed)
 	})
 }
 

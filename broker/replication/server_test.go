@@ -22,7 +22,7 @@ import (
 // A reader is a follower that does only what the test says, and answers
 // heartbeats while it is not numb.
 type reader struct {
-	t      *testing.T
+	t      testing.TB
 	conn   *grpc.ClientConn
 	stream replicateClient
 	cancel context.CancelFunc
@@ -302,6 +302,9 @@ func TestServer_keepsToTheCredit(t *testing.T) {
 		r.ack(&replicav1.Ack{TopicId: id.String(), LeaderEpoch: 1, Subscription: 1, Written: next, CreditBytes: one + 2000})
 		for range 20 {
 			got, _ = r.take()
+			if again, _ := dataBytes(got, 2); again != 0 {
+				t.Error("what was given up is still sent")
+			}
 			n, to := dataBytes(got, 1)
 			if n == 0 {
 				break
@@ -311,9 +314,6 @@ func TestServer_keepsToTheCredit(t *testing.T) {
 		}
 		if next != 12 {
 			t.Errorf("sent up to %d", next)
-		}
-		if again, _ := dataBytes(got, 2); again != 0 {
-			t.Error("what was given up is still sent")
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,7 +43,7 @@ const cluster = "c"
 
 // A town is brokers around a network, with a controller that a test plays.
 type town struct {
-	t   *testing.T
+	t   testing.TB
 	net *network
 	cfg Config
 
@@ -53,7 +54,8 @@ type town struct {
 	objects map[string]*controllerv1.MetadataObject
 	epochs  int64
 	nodes   map[int32]*node
-	deaf    bool // to proposals
+	deaf    bool        // to proposals
+	away    atomic.Bool // it confirms no leader
 	heard   []metadata.Proposal
 }
 
@@ -61,6 +63,7 @@ type town struct {
 type node struct {
 	town        *town
 	id          int32
+	addr        string
 	mem         *vfs.Mem
 	fault       *vfs.Fault
 	incarnation string
@@ -93,9 +96,18 @@ func newTown(t *testing.T, brokers ...int32) *town {
 // start starts a broker with a new incarnation, in service at once.
 func (w *town) start(id int32, mem *vfs.Mem) *node {
 	w.t.Helper()
-	n := &node{town: w, id: id, mem: mem, fault: vfs.NewFault(mem), incarnation: uuid.NewString(), reg: prometheus.NewRegistry()}
+	n := &node{town: w, id: id, addr: address(id), mem: mem, fault: vfs.NewFault(mem)}
+	n.run(n.fault, "data", w.net.listen(n.addr), func(ctx context.Context, to string) (net.Conn, error) { return w.net.dial(ctx, n.addr, to) })
+	return n
+}
+
+// run runs a broker with a new incarnation on a disk and a network.
+func (n *node) run(fs vfs.FS, dir string, lis net.Listener, dial func(ctx context.Context, to string) (net.Conn, error)) {
+	w, id := n.town, n.id
+	w.t.Helper()
+	n.incarnation, n.reg = uuid.NewString(), prometheus.NewRegistry()
 	n.metrics = NewMetrics(n.reg)
-	root, err := commitlog.OpenRoot(n.fault, "data", commitlog.RootOptions{
+	root, err := commitlog.OpenRoot(fs, dir, commitlog.RootOptions{
 		BrokerID: id, BootID: func() (string, error) { return "boot", nil }, ReserveBytes: -1, BallastBytes: -1,
 	})
 	if err != nil {
@@ -110,16 +122,13 @@ func (w *town) start(id int32, mem *vfs.Mem) *node {
 	deps := Deps{
 		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return cluster }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
 		Dial: func(addr string) (*grpc.ClientConn, error) {
-			return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: codec, Dial: func(ctx context.Context, to string) (net.Conn, error) {
-				return w.net.dial(ctx, address(id), to)
-			}})
+			return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: codec, Dial: dial})
 		},
 	}
 	n.server = NewServer(w.cfg, deps)
 	n.followers = NewFollowers(w.cfg, deps)
 	n.grpc = rpcserver.New(rpcserver.Options{Port: rpcserver.InternalPort, Rules: Rules(), Codec: codec, Log: zerolog.Nop()})
 	replicav1.RegisterReplicaServiceServer(n.grpc, n.server)
-	lis := w.net.listen(address(id))
 	ctx, cancel := context.WithCancel(w.t.Context())
 	n.cancel = cancel
 	n.wg.Go(func() { _ = n.root.Run(ctx) })
@@ -130,16 +139,15 @@ func (w *town) start(id int32, mem *vfs.Mem) *node {
 	defer w.mu.Unlock()
 	w.nodes[id] = n
 	n.publishLocked(slices.Collect(maps.Values(w.objects)))
-	w.registerLocked(id, n.incarnation)
-	return n
+	w.registerLocked(id, n.incarnation, n.addr)
 }
 
 // registerLocked puts a process of a broker in service, and returns its epoch.
-func (w *town) registerLocked(id int32, incarnation string) int64 {
+func (w *town) registerLocked(id int32, incarnation, addr string) int64 {
 	w.epochs++
 	w.putLocked(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
 		BrokerId: id, Incarnation: incarnation, BrokerEpoch: w.epochs, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
-		InternalAddress: address(id), Judged: true,
+		InternalAddress: addr, Judged: true,
 	}}})
 	return w.epochs
 }
@@ -147,7 +155,7 @@ func (w *town) registerLocked(id int32, incarnation string) int64 {
 func (w *town) register(id int32, incarnation string) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.registerLocked(id, incarnation)
+	return w.registerLocked(id, incarnation, address(id))
 }
 
 func (w *town) epochOf(id int32) int64 {
@@ -171,11 +179,15 @@ func (n *node) stop() {
 	if err := n.root.Close(1); err != nil {
 		n.town.t.Errorf("close: %v", err)
 	}
-	n.town.net.unlisten(address(n.id))
+	if n.town.net != nil {
+		n.town.net.unlisten(n.addr)
+	}
 }
 
 func (w *town) end() {
-	w.net.heal()
+	if w.net != nil {
+		w.net.heal()
+	}
 	for _, n := range slices.Collect(maps.Values(w.nodes)) {
 		n.stop()
 	}
@@ -187,7 +199,7 @@ type session struct{ n *node }
 func (session) Report([]metadata.ReplicaReport)      {}
 func (session) Removed(uuid.UUID)                    {}
 func (session) Applied(int64)                        {}
-func (session) Confirmed() bool                      { return true }
+func (s session) Confirmed() bool                    { return !s.n.town.away.Load() }
 func (session) Timeout() time.Duration               { return 3 * time.Second }
 func (session) AskLeader(metadata.LeadershipRequest) {}
 func (session) Release(metadata.Released)            {}

@@ -7,9 +7,11 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -37,18 +39,51 @@ func (s *AdminService) DeleteRecords(ctx context.Context, req *runnelv1.DeleteRe
 	if t.Internal {
 		return nil, &factError{kind: errTopicSystem, text: fmt.Sprintf("topic %q is internal: the system alone changes it", t.Name)}
 	}
+	timeout, err := timeoutOf(req.GetTimeout())
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	resp := &runnelv1.DeleteRecordsResponse{}
+	question := router.Question{
+		Method: "delete_records", Changes: true,
+		Here: func(ctx context.Context, i int) error {
+			return s.deleteHere(ctx, resp.GetResults()[i], t, req.GetPartitions()[i])
+		},
+		There: func(ctx context.Context, c replicav1.ForwardServiceClient, at []int) ([]*runnelv1.ItemError, error) {
+			return askDeletion(ctx, c, t, req.GetPartitions(), resp.GetResults(), at)
+		},
+	}
 	for _, q := range req.GetPartitions() {
-		r := &runnelv1.DeleteRecordsResult{Partition: new(q.GetPartition())}
-		start, err := s.deleteRecords(ctx, t, q)
-		if err != nil {
-			r.Error = s.errors.item(err)
-		} else {
-			r.LogStartOffset = new(int64(start))
-		}
-		resp.Results = append(resp.Results, r)
+		resp.Results = append(resp.Results, &runnelv1.DeleteRecordsResult{Partition: new(q.GetPartition())})
+		question.Parts = append(question.Parts, router.Part{Topic: t.ID, Number: q.GetPartition()})
+	}
+	for i, err := range s.ask(ctx, question) {
+		resp.GetResults()[i].Error = s.errors.item(err)
 	}
 	return resp, nil
+}
+
+// ask asks the leaders, or this broker alone where nobody takes questions on.
+func (s *AdminService) ask(ctx context.Context, q router.Question) []error {
+	if s.deps.Router != nil {
+		return s.deps.Router.Ask(ctx, q)
+	}
+	errs := make([]error, len(q.Parts))
+	for i := range q.Parts {
+		errs[i] = q.Here(ctx, i)
+	}
+	return errs
+}
+
+// deleteHere deletes records of a partition that this broker leads.
+func (s *AdminService) deleteHere(ctx context.Context, r *runnelv1.DeleteRecordsResult, t *metadata.Topic, q *runnelv1.DeleteRecordsPartition) error {
+	start, err := s.deleteRecords(ctx, t, q)
+	if err == nil {
+		r.LogStartOffset = new(int64(start))
+	}
+	return err
 }
 
 func (s *AdminService) deleteRecords(ctx context.Context, t *metadata.Topic, q *runnelv1.DeleteRecordsPartition) (record.Offset, error) {
@@ -70,7 +105,19 @@ func (s *AdminService) ListOffsets(ctx context.Context, req *runnelv1.ListOffset
 	if len(req.GetQueries()) == 0 {
 		return nil, invalid("ask at least one query")
 	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	resp := &runnelv1.ListOffsetsResponse{}
+	var asked []offsetAsked
+	question := router.Question{
+		Method: "list_offsets",
+		Here: func(_ context.Context, i int) error {
+			return s.offset(asked[i].answer, asked[i].topic, asked[i].seek)
+		},
+		There: func(ctx context.Context, c replicav1.ForwardServiceClient, at []int) ([]*runnelv1.ItemError, error) {
+			return askOffsets(ctx, c, asked, at)
+		},
+	}
 	for _, q := range req.GetQueries() {
 		seek, err := seeker(q)
 		if err != nil {
@@ -89,10 +136,31 @@ func (s *AdminService) ListOffsets(ctx context.Context, req *runnelv1.ListOffset
 			return nil, invalid("the answer would have more than %d offsets: ask for fewer partitions at a time", maxOffsetAnswers)
 		}
 		for n := first; n < end; n++ {
-			resp.Offsets = append(resp.Offsets, s.offset(t, n, seek))
+			a := newAnswer(t, n)
+			resp.Offsets = append(resp.Offsets, a)
+			asked = append(asked, offsetAsked{query: q, topic: t, seek: seek, answer: a})
+			question.Parts = append(question.Parts, router.Part{Topic: t.ID, Number: n})
 		}
 	}
+	for i, err := range s.ask(ctx, question) {
+		asked[i].answer.Error = s.errors.item(err)
+	}
 	return resp, nil
+}
+
+// askTimeout is how long a question waits for leaders that are not there.
+const askTimeout = 2 * time.Second
+
+// An offsetAsked is one place that is looked for.
+type offsetAsked struct {
+	query  *runnelv1.OffsetQuery
+	topic  *metadata.Topic
+	seek   seek
+	answer *runnelv1.OffsetAnswer
+}
+
+func newAnswer(t *metadata.Topic, n int32) *runnelv1.OffsetAnswer {
+	return &runnelv1.OffsetAnswer{Topic: t.Name, TopicId: t.ID.String(), Partition: new(n)}
 }
 
 // A seek finds one place in a partition.
@@ -155,17 +223,15 @@ func byTime(ms int64) seek {
 	}
 }
 
-func (s *AdminService) offset(t *metadata.Topic, n int32, find seek) *runnelv1.OffsetAnswer {
-	a := &runnelv1.OffsetAnswer{Topic: t.Name, TopicId: t.ID.String(), Partition: new(n)}
-	p, err := s.local(t, n)
+// offset answers a, of a partition that this broker leads.
+func (s *AdminService) offset(a *runnelv1.OffsetAnswer, t *metadata.Topic, find seek) error {
+	p, err := s.local(t, a.GetPartition())
 	if err != nil {
-		a.Error = s.errors.item(err)
-		return a
+		return err
 	}
 	off, ts, found, epoch, err := find(p)
 	if err != nil {
-		a.Error = s.errors.item(err)
-		return a
+		return err
 	}
 	a.LeaderEpoch = new(int64(epoch))
 	if found {
@@ -174,5 +240,5 @@ func (s *AdminService) offset(t *metadata.Topic, n int32, find seek) *runnelv1.O
 			a.Timestamp = timestamppb.New(time.UnixMilli(*ts))
 		}
 	}
-	return a
+	return nil
 }

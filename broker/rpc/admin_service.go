@@ -11,6 +11,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
@@ -22,6 +23,8 @@ type AdminDeps struct {
 	Set     *partition.Set
 	Root    *commitlog.Root
 	Finder  metadata.Finder
+	// Router takes questions to the brokers that lead. nil: nobody does.
+	Router *router.Router
 	// Descriptors tells how many file descriptors are open and may be; nil or
 	// ok false when the system does not say.
 	Descriptors func() (open, limit int, ok bool)
@@ -57,14 +60,23 @@ const (
 	maxPage   = 900 << 10
 )
 
+// timeoutOf reads the timeout of a request.
+func timeoutOf(timeout *durationpb.Duration) (time.Duration, error) {
+	if timeout == nil {
+		return adminTimeout, nil
+	}
+	d := timeout.AsDuration()
+	if timeout.CheckValid() != nil || d < 0 || d > maxAdminTimeout {
+		return 0, invalid("timeout %s: want a duration from 0 s to %s", d, maxAdminTimeout)
+	}
+	return d, nil
+}
+
 // wait returns the context for a change that a controller is asked for.
 func wait(ctx context.Context, timeout *durationpb.Duration) (context.Context, context.CancelFunc, error) {
-	d := adminTimeout
-	if timeout != nil {
-		d = timeout.AsDuration()
-		if timeout.CheckValid() != nil || d < 0 || d > maxAdminTimeout {
-			return nil, nil, invalid("timeout %s: want a duration from 0 s to %s", d, maxAdminTimeout)
-		}
+	d, err := timeoutOf(timeout)
+	if err != nil {
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, d+adminSlack)
 	return ctx, cancel, nil

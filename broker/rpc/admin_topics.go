@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"sort"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
 
@@ -104,6 +107,7 @@ func (s *AdminService) DescribeTopics(ctx context.Context, req *runnelv1.Describ
 	}
 	resp := &runnelv1.DescribeTopicsResponse{}
 	budget := maxAnswer
+	var asked []measureAsked
 	for _, ref := range req.GetTopics() {
 		t, err := s.deps.Finder.Find(ctx, ref.GetName(), ref.GetTopicId())
 		if err != nil {
@@ -115,19 +119,66 @@ func (s *AdminService) DescribeTopics(ctx context.Context, req *runnelv1.Describ
 		d := describeTopic(t)
 		budget -= fieldSize(d)
 		for n := req.GetFromPartition(); int(n) < len(t.Partitions) && n-req.GetFromPartition() < most; n++ {
-			p := s.describePartition(t, n)
+			p, away := s.describePartition(t, n)
 			size := fieldSize(p)
+			if away {
+				size += measuresSize
+			}
 			// The first answer always says something, so that paging goes on.
 			if budget < size && n > req.GetFromPartition() {
 				break
 			}
 			budget -= size
 			d.Partitions = append(d.Partitions, p)
+			if away {
+				asked = append(asked, measureAsked{t, p})
+			}
 		}
 		resp.Topics = append(resp.Topics, d)
 	}
+	s.measureAway(ctx, asked)
 	return resp, nil
 }
+
+// measuresSize is the most that a leader's measures add to a description,
+// without an error.
+const measuresSize = 60
+
+// A measureAsked is a partition that another broker leads.
+type measureAsked struct {
+	topic       *metadata.Topic
+	description *runnelv1.PartitionDescription
+}
+
+// measureAway asks other brokers for what only they know. Who does not answer
+// in time leaves it unsaid.
+func (s *AdminService) measureAway(ctx context.Context, asked []measureAsked) {
+	if len(asked) == 0 || s.deps.Router == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
+	defer cancel()
+	question := router.Question{
+		Method: "describe_partitions",
+		Here: func(_ context.Context, i int) error {
+			return s.measure(asked[i].description, asked[i].topic, asked[i].description.GetPartition())
+		},
+		There: func(ctx context.Context, c replicav1.ForwardServiceClient, at []int) ([]*runnelv1.ItemError, error) {
+			return askMeasures(ctx, c, asked, at)
+		},
+	}
+	for _, a := range asked {
+		question.Parts = append(question.Parts, router.Part{Topic: a.topic.ID, Number: a.description.GetPartition()})
+	}
+	for i, err := range s.ask(ctx, question) {
+		if err != nil && !router.Routable(err) {
+			asked[i].description.Error = s.errors.item(err)
+		}
+	}
+}
+
+// measureTimeout is how long a description waits for the leaders.
+const measureTimeout = time.Second
 
 func describeTopic(t *metadata.Topic) *runnelv1.TopicDescription {
 	d := &runnelv1.TopicDescription{
@@ -172,34 +223,36 @@ func ids(in []metadata.BrokerID) []int32 {
 	return out
 }
 
-func (s *AdminService) describePartition(t *metadata.Topic, n int32) *runnelv1.PartitionDescription {
+// describePartition tells what is known here, and whether another broker is to
+// be asked for the rest.
+func (s *AdminService) describePartition(t *metadata.Topic, n int32) (d *runnelv1.PartitionDescription, away bool) {
 	mp := &t.Partitions[n]
-	d := &runnelv1.PartitionDescription{
+	d = &runnelv1.PartitionDescription{
 		Partition: new(n), LeaderEpoch: new(int64(mp.LeaderEpoch)), PartitionEpoch: new(mp.PartitionEpoch),
 		Replicas: ids(mp.Replicas), Isr: ids(mp.ISR), Elr: ids(mp.ELR), MinIsr: new(int32(mp.MinISR)), //nolint:gosec // small
 	}
 	if mp.Leader == metadata.NoBroker {
 		d.Error = s.errors.item(fmt.Errorf("%s/%d: %w: it comes back with a replica", t.Name, n, partition.ErrNoLeader))
-		return d
+		return d, false
 	}
 	d.Leader = new(int32(mp.Leader))
 	if mp.Leader != s.deps.Store.Load().Self {
-		return d
+		return d, true
 	}
-	p, err := s.deps.Set.Get(t.ID, n)
-	if err != nil {
+	if err := s.measure(d, t, n); err != nil {
 		d.Error = s.errors.item(err)
-		return d
+	}
+	return d, false
+}
+
+// measure tells what only the leader knows, which is this broker.
+func (s *AdminService) measure(d *runnelv1.PartitionDescription, t *metadata.Topic, n int32) error {
+	p, err := s.local(t, n)
+	if err != nil {
+		return err
 	}
 	st := p.State()
-	if st.Err != nil {
-		d.Error = s.errors.item(st.Err)
-		return d
-	}
 	d.LogStartOffset, d.HighWatermark, d.LogEndOffset = new(int64(st.LogStart)), new(int64(st.HighWatermark)), new(int64(st.LogEnd))
 	d.SizeBytes, d.Segments = new(p.Size()), new(int32(p.Segments())) //nolint:gosec // small
-	if damage := p.Damage(); damage != nil {
-		d.Error = s.errors.item(damage)
-	}
-	return d
+	return p.Damage()
 }

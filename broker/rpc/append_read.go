@@ -15,14 +15,17 @@ import (
 // appendOne is Produce for the one request in msg, which it frees.
 func (s *LogService) appendOne(ctx context.Context, msg *wire.Message) (*wire.ProduceResponse, error) {
 	p := s.newProducer()
+	defer p.leave()
 	defer p.calls.abandonAll()
 	c := p.calls.admit(p)
 	buf := msg.Copy(s.opts.Pool, record.PrefixMax)
 	err := p.req.ParseWrapped(*buf, record.PrefixMax, len(*buf))
 	if err == nil {
-		p.handle(ctx, c, *buf)
+		p.handle(ctx, c, buf)
 	}
-	s.opts.Pool.Put(buf)
+	if !p.taken {
+		s.opts.Pool.Put(buf)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -15,6 +16,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
@@ -88,7 +90,7 @@ func Rules() []rpcerr.Rule {
 		{Err: errStoreFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL},
 		{Err: errInternal, Code: codes.Internal, Reason: internal, OutcomeUnknown: unknownOut},
 	}
-	return append(own, LogRules()...)
+	return slices.Concat(own, LogRules(), router.Rules())
 }
 
 // An errorTable spells errors inside answers, and logs those that it does not

@@ -7,9 +7,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -31,9 +34,14 @@ type fetcher struct {
 	svc     *LogService
 	ss      grpc.ServerStream
 	wrapped bool // answer as ReadResponse
-	flow    *fetchFlow
-	edits   chan fetchEdit
-	stop    chan struct{} // closed when the handler returns
+	// forwarded is true for a session of another broker: it names topics by id,
+	// and nothing of it goes anywhere else.
+	forwarded bool
+	// feed reads what other brokers lead; nil until something is.
+	feed  *router.Feed
+	flow  *fetchFlow
+	edits chan fetchEdit
+	stop  chan struct{} // closed when the handler returns
 
 	opts   fetchOptions
 	opened bool
@@ -93,12 +101,8 @@ func (f *fetcher) receive() {
 	var msg wire.Message
 	for {
 		var e fetchEdit
-		e.err = f.ss.RecvMsg(&msg)
-		if e.err == nil {
-			e.req = &runnelv1.FetchRequest{}
-			if err := msg.Decode(f.svc.opts.Pool, e.req); err != nil {
-				e.req, e.err = nil, refuse("the message is no FetchRequest: %s", rpcerr.Clean(err.Error()))
-			}
+		if e.err = f.ss.RecvMsg(&msg); e.err == nil {
+			e.req, e.err = f.parse(&msg)
 		}
 		select {
 		case f.edits <- e:
@@ -111,10 +115,27 @@ func (f *fetcher) receive() {
 	}
 }
 
+// parse reads a request, as clients or as other brokers send it.
+func (f *fetcher) parse(msg *wire.Message) (*runnelv1.FetchRequest, error) {
+	req := &runnelv1.FetchRequest{}
+	var into proto.Message = req
+	if f.forwarded {
+		into = &replicav1.ForwardFetchRequest{Request: req}
+	}
+	if err := msg.Decode(f.svc.opts.Pool, into); err != nil {
+		return nil, refuse("the message is no FetchRequest: %s", rpcerr.Clean(err.Error()))
+	}
+	if fwd, ok := into.(*replicav1.ForwardFetchRequest); ok {
+		return fwd.GetRequest(), nil
+	}
+	return req, nil
+}
+
 // run is the session. With a request it is a Read: opened by that, and closed
 // to edits.
 func (f *fetcher) run(only *runnelv1.FetchRequest) error {
 	defer f.flow.settle()
+	defer f.closeFeed()
 	defer f.board.removeAll()
 	defer close(f.stop)
 	defer f.dropGrant()
@@ -123,7 +144,7 @@ func (f *fetcher) run(only *runnelv1.FetchRequest) error {
 	if err := grpc.SetSendCompressor(ctx, "identity"); err != nil {
 		return err
 	}
-	if only != nil || f.wrapped {
+	if only != nil || f.wrapped && !f.forwarded {
 		if err := f.apply(ctx, only); err != nil {
 			return err
 		}
@@ -283,11 +304,19 @@ func (f *fetcher) stall(now time.Time) {
 		for _, s := range f.board.subs {
 			f.dropCursor(s)
 		}
+		if f.feed != nil {
+			f.feed.Suspend()
+		}
 	}
 }
 
 // flows notes that the transport has room.
-func (f *fetcher) flows() { f.blocked, f.slow, f.stuck = time.Time{}, false, false }
+func (f *fetcher) flows() {
+	if f.stuck && f.feed != nil {
+		f.feed.Resume()
+	}
+	f.blocked, f.slow, f.stuck = time.Time{}, false, false
+}
 
 // stallNext returns when being blocked becomes worse; zero: never.
 func (f *fetcher) stallNext() time.Time {
@@ -307,7 +336,9 @@ func (f *fetcher) send(r *wire.FetchResponse, now time.Time) (int, error) {
 		return 0, err
 	}
 	f.lastSent = now
-	f.svc.metrics.fetchedBytes.Add(float64(size))
+	if !f.forwarded { // the other broker counts
+		f.svc.metrics.fetchedBytes.Add(float64(size))
+	}
 	return size, f.ss.SendMsg(&f.msg)
 }
 
@@ -350,6 +381,9 @@ func (f *fetcher) wait(ctx context.Context, timer *time.Timer) error {
 func (f *fetcher) progress() {
 	var some *fetchSub
 	for _, s := range f.board.subs {
+		if !s.placed {
+			continue
+		}
 		some = s
 		st := s.part.State()
 		if st.Err == nil && (st.HighWatermark != s.reported.highWatermark || st.LogStart != s.reported.logStart || s.next != s.reported.next) {

@@ -132,6 +132,7 @@ func (f *fetcher) copyRecords(s *fetchSub, c *fetchCursor, limit record.Offset, 
 		}
 		got.records++
 		got.next = c.rec.Offset + 1
+		got.wrote, got.epoch = got.next, c.frame.Header.LeaderEpoch
 		c.has = false
 	}
 }
@@ -147,7 +148,7 @@ func (f *fetcher) advance(s *fetchSub, c *fetchCursor, limit record.Offset, w re
 				continue
 			}
 			if err := c.it.Err(); err != nil {
-				return false, corruptLog(s, c.frame.Header.NextOffset(), err.Error())
+				return false, corruptLog(s, c.frame.Header.BaseOffset, c.frame.Header.NextOffset(), err.Error())
 			}
 			got.next = max(got.next, c.frame.Header.NextOffset())
 			f.closeBatch(c)
@@ -201,7 +202,7 @@ func (f *fetcher) openBatch(s *fetchSub, c *fetchCursor, w recordWriter, got *fe
 	// Straight into the cursor: a local one would be an allocation a batch.
 	c.frame, verdict = record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
 	if verdict != record.OK {
-		return false, corruptLog(s, got.next, verdict.String())
+		return false, corruptLog(s, got.next, got.next, verdict.String())
 	}
 	h := &c.frame.Header
 	if h.Control || h.NextOffset() <= got.next {
@@ -219,12 +220,12 @@ func (f *fetcher) openBatch(s *fetchSub, c *fetchCursor, w recordWriter, got *fe
 	}
 	payload := c.frame.Payload(b)
 	if err := record.VerifyPayload(*h, payload); err != nil {
-		return false, corruptLog(s, h.NextOffset(), err.Error())
+		return false, corruptLog(s, h.BaseOffset, h.NextOffset(), err.Error())
 	}
 	plain := *h
 	if h.Compression != record.CompressionNone {
 		if payload, err = f.unpack(c, h.Compression, payload); err != nil {
-			return false, corruptLog(s, h.NextOffset(), err.Error())
+			return false, corruptLog(s, h.BaseOffset, h.NextOffset(), err.Error())
 		}
 		plain.Compression = record.CompressionNone
 	}
@@ -341,6 +342,7 @@ func (w *batchWriter) frame(f *record.Frame, b []byte, got *fetched) (bool, erro
 	w.buf = append(w.buf, b...)
 	got.records += countFrom(&f.Header, got.next, w.stop)
 	got.next = f.Header.NextOffset()
+	got.wrote, got.epoch = got.next, f.Header.LeaderEpoch
 	return true, nil
 }
 

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -354,6 +356,10 @@ func TestFetch_corruptData(t *testing.T) {
 		want := map[string]string{"topic": "t", "partition": "0", "nextOffset": "3"}
 		if e := r.GetError(); e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_LOG_CORRUPT || cmp.Diff(want, e.GetMetadata()) != "" || r.GetNextOffset() != 2 {
 			t.Errorf("got %v, want that the log is corrupt at 2, and %v", r, want)
+		}
+		var found *partition.CorruptError
+		if err := b.part("t", 0).Damage(); !errors.As(err, &found) || found.From != 2 || found.Next != 3 {
+			t.Errorf("the partition knows of %v, want the damage at 2", err)
 		}
 		send(t, stream, &runnelv1.FetchRequest{Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, 3)}})
 		wantValues(t, stream, "dddd")

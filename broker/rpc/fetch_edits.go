@@ -58,11 +58,11 @@ func (f *fetcher) apply(ctx context.Context, req *runnelv1.FetchRequest) error {
 		f.subscribe(ctx, want)
 	}
 	for _, ref := range req.GetPause() {
-		f.each(ref, func(s *fetchSub) { f.dropCursor(s); f.board.pause(s) })
+		f.each(ref, f.pause)
 		f.pauseAll(ref, true)
 	}
 	for _, ref := range req.GetResume() {
-		f.each(ref, f.board.resume)
+		f.each(ref, f.resume)
 		f.pauseAll(ref, false)
 	}
 	return nil
@@ -108,6 +108,9 @@ func (f *fetcher) pauseAll(ref *runnelv1.PartitionRef, paused bool) {
 func (f *fetcher) leave(s *fetchSub) {
 	f.dropCursor(s)
 	f.board.remove(s)
+	if s.away != nil {
+		s.away.Close()
+	}
 }
 
 // subscribe adds or moves what want names.
@@ -115,7 +118,7 @@ func (f *fetcher) subscribe(ctx context.Context, want *runnelv1.FetchPartition) 
 	err := checkPartition(want)
 	var t *metadata.Topic
 	if err == nil {
-		t, err = f.svc.topic(ctx, want.GetTopic(), want.GetTopicId())
+		t, err = f.topic(ctx, want)
 	}
 	if err == nil && want.Partition != nil {
 		_, err = t.Find(want.GetPartition())
@@ -152,7 +155,7 @@ func (f *fetcher) grow(a *fetchAll, t *metadata.Topic) {
 		if f.opts.follow && errors.Is(err, partition.ErrNoLeader) {
 			again = append(again, n)
 		} else if s := f.start(t, n, a.want); s != nil && a.paused {
-			f.board.pause(s)
+			f.pause(s)
 		}
 	}
 	a.leaderless = again
@@ -250,9 +253,12 @@ func (f *fetcher) refuse(want *runnelv1.FetchPartition, t *metadata.Topic, err e
 func (f *fetcher) start(t *metadata.Topic, n int32, want *runnelv1.FetchPartition) *fetchSub {
 	s := &fetchSub{
 		key: subKey{t.ID, n}, topic: t.Name, topicID: t.ID.String(),
-		tag: want.GetTag(), stop: noStop,
+		tag: want.GetTag(), stop: noStop, want: want,
 	}
 	err := f.locate(s, t, n, want)
+	if err != nil && f.goesAway(err) {
+		err = f.openAway(s, t, nil)
+	}
 	paused := false
 	if old := f.board.subs[s.key]; old != nil {
 		paused = old.state == subPaused // a seek does not resume
@@ -264,31 +270,32 @@ func (f *fetcher) start(t *metadata.Topic, n int32, want *runnelv1.FetchPartitio
 		return nil
 	}
 	f.board.add(s)
+	if f.forwarded {
+		f.note(s) // the other broker has to know where it begins
+	}
 	if paused {
-		f.board.pause(s)
+		f.pause(s)
 	}
 	return s
 }
 
 // locate finds the partition, and where to begin and to stop.
 func (f *fetcher) locate(s *fetchSub, t *metadata.Topic, n int32, want *runnelv1.FetchPartition) error {
-	part, err := f.svc.opts.Partitions.Get(t.ID, n)
+	part, err := f.localPart(t, n, want)
 	if err != nil {
 		return err
 	}
 	st := part.State()
-	if st.Err != nil {
-		return st.Err
-	}
-	if want.LeaderEpoch != nil {
+	if want.LeaderEpoch != nil && !f.forwarded {
 		if err := checkEpoch(part, st, record.Epoch(want.GetLeaderEpoch())); err != nil {
 			return err
 		}
 	}
-	s.part = part
 	if s.next, err = f.begin(part, st, want); err != nil {
 		return err
 	}
+	s.part, s.placed = part, true
+	s.written = written{next: s.next, epoch: record.Epoch(want.GetLastEpoch()), hasEpoch: want.LastEpoch != nil}
 	_, byOffset := want.GetStart().(*runnelv1.FetchPartition_Offset)
 	_, byTime := want.GetStart().(*runnelv1.FetchPartition_Timestamp)
 	s.earliest = !byOffset && !byTime && want.GetPosition() != runnelv1.Position_POSITION_LATEST
@@ -315,6 +322,10 @@ func (f *fetcher) begin(part *partition.Partition, st partition.State, want *run
 	switch start := want.GetStart().(type) {
 	case *runnelv1.FetchPartition_Offset:
 		off := record.Offset(start.Offset)
+		if off > st.LogEnd && want.LastEpoch != nil {
+			// Who has read up to there has read what is no more.
+			return off, f.checkLastEpoch(part, off, record.Epoch(want.GetLastEpoch()))
+		}
 		return off, part.CheckOffset(off)
 	case *runnelv1.FetchPartition_Timestamp:
 		off, _, found, err := part.OffsetForTime(ceilMillis(start.Timestamp))

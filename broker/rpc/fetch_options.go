@@ -22,6 +22,7 @@ const (
 type fetchOptions struct {
 	format      runnelv1.FetchFormat
 	follow      bool
+	direct      bool // only what this broker leads
 	committed   bool // READ_COMMITTED
 	maxResponse int
 	minResponse int
@@ -39,6 +40,7 @@ func parseOptions(o *runnelv1.FetchOptions) (fetchOptions, error) {
 	}
 	f := fetchOptions{
 		format: runnelv1.FetchFormat_FETCH_FORMAT_RECORDS, follow: o.GetFollow(),
+		direct:      o.GetRouting() == runnelv1.Routing_ROUTING_DIRECT,
 		committed:   o.GetIsolation() != runnelv1.Isolation_ISOLATION_READ_UNCOMMITTED,
 		maxResponse: defaultResponse, minResponse: 1, progress: defaultProgress,
 	}

@@ -8,7 +8,9 @@ import (
 
 	"github.com/google/uuid"
 
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -36,12 +38,29 @@ const (
 	subGone                   // for nothing
 )
 
+// A source is a partition one can read from: one of this broker, or one that
+// another broker leads.
+type source interface {
+	State() partition.State
+	Read(dst []byte, from, end record.Offset) (int, error)
+	WhenReadable(from record.Offset, fn func()) (cancel func())
+}
+
+var (
+	_ source = (*partition.Partition)(nil)
+	_ source = (*router.Source)(nil)
+)
+
 // A fetchSub is one partition of a reading session.
 type fetchSub struct {
 	key        subKey
 	topic      string
 	topicID    string
-	part       *partition.Partition
+	part       source
+	away       *router.Source           // part, when another broker leads it
+	want       *runnelv1.FetchPartition // how it was asked for
+	placed     bool                     // next is known
+	written    written
 	tag        uint64
 	next       record.Offset // where to go on
 	stop       record.Offset // first offset not wanted, noStop: none
@@ -66,6 +85,14 @@ type fetchSub struct {
 type subKey struct {
 	topic     uuid.UUID
 	partition int32
+}
+
+// written is what of a partition the client has: where a reader goes on that
+// has to begin anew.
+type written struct {
+	next     record.Offset
+	epoch    record.Epoch // of the record before next, when hasEpoch
+	hasEpoch bool
 }
 
 // reported is what the client was last told.
@@ -306,4 +333,13 @@ func (w *wakeList) take() []*fetchSub {
 	subs := w.subs
 	w.subs = nil
 	return subs
+}
+
+// checkOffset says why reading can't go on at next in a partition that is led
+// here: what another broker leads is for that one to judge.
+func (s *fetchSub) checkOffset() error {
+	if p, ok := s.part.(*partition.Partition); ok {
+		return p.CheckOffset(s.next)
+	}
+	return nil
 }

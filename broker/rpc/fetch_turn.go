@@ -83,6 +83,9 @@ type fetched struct {
 	bytes   int
 	records int64
 	next    record.Offset // where to go on
+	// wrote is the offset after the last record, and epoch that one's.
+	wrote record.Offset
+	epoch record.Epoch
 }
 
 // prepare goes through the ready partitions until the front one has records to
@@ -90,22 +93,27 @@ type fetched struct {
 // others have to say is free: it is queued at once.
 func (f *fetcher) prepare() bool {
 	for s := f.board.ready.front; s != nil; s = f.board.ready.front {
+		if s.away != nil && !f.absorb(s) {
+			continue
+		}
 		st := s.part.State()
 		if s.earliest && s.next < st.LogStart {
 			s.next = st.LogStart // retention went on before anything was sent
 		}
 		switch {
+		case st.Err != nil && f.goesAway(st.Err):
+			f.sendAway(s)
 		case st.Err != nil:
 			f.fail(s, st.Err)
-		case s.next < st.LogStart || s.next > st.LogEnd:
-			f.fail(s, s.part.CheckOffset(s.next))
+		case s.away == nil && (s.next < st.LogStart || s.next > st.LogEnd):
+			f.fail(s, s.checkOffset())
 		case s.next >= s.stop:
 			f.end(s, st)
-		case s.next >= f.visible(st):
+		case s.next >= f.readable(s, st):
 			if !s.told {
 				f.note(s) // tells a new reader where it stands
 			}
-			f.board.idle(s, max(s.next, st.HighWatermark))
+			f.board.idle(s, f.beyond(s, st))
 		case !f.credit.ok():
 			f.board.owe(s)
 		default:
@@ -119,14 +127,16 @@ func (f *fetcher) prepare() bool {
 // of the stream; a partition that fails says so and leaves.
 func (f *fetcher) serve(s *fetchSub, now time.Time) error {
 	st := s.part.State()
-	limit := min(f.visible(st), s.stop)
+	limit := min(f.readable(s, st), s.stop)
 	got, err := f.fill(s, limit)
 	if short, ok := errors.AsType[*commitlog.ShortBufferError](err); ok {
 		s.need = short.Need // and again, with as much
 		return nil
 	}
 	if err != nil {
-		f.fail(s, err)
+		if !f.goesAway(err) {
+			f.fail(s, err)
+		} // else the next look at its state tells
 		return nil
 	}
 	if s.readySince.IsZero() {
@@ -135,18 +145,21 @@ func (f *fetcher) serve(s *fetchSub, now time.Time) error {
 	until := s.readySince.Add(f.opts.maxWait)
 	if got.bytes < f.opts.minResponse && got.next < s.stop && now.Before(until) {
 		got.payload.Free()
-		f.board.hold(s, until, max(limit, st.HighWatermark))
+		f.board.hold(s, until, max(limit, f.beyond(s, st)))
 		return nil
 	}
 	moved := got.next > s.next
 	s.next, s.need, s.earliest, s.readySince = max(s.next, got.next), 0, false, time.Time{}
 	if !moved {
 		// The log has nothing there after all: wait for news.
-		f.board.idle(s, max(s.next, st.HighWatermark))
+		f.board.idle(s, f.beyond(s, st))
 		return nil
 	}
-	if s.next >= f.visible(s.part.State()) {
-		f.board.idle(s, max(s.next, st.HighWatermark))
+	if got.bytes > 0 {
+		f.wrote(s, got)
+	}
+	if s.away == nil && s.next >= f.visible(s.part.State()) {
+		f.board.idle(s, f.beyond(s, st))
 	} else {
 		f.board.queue(s)
 	}
@@ -171,7 +184,9 @@ func (f *fetcher) deliver(s *fetchSub, r *wire.FetchResponse, got fetched, now t
 	}
 	f.credit.spend(size)
 	f.size.sent(size)
-	f.svc.metrics.fetchedRecords.Add(float64(got.records))
+	if !f.forwarded {
+		f.svc.metrics.fetchedRecords.Add(float64(got.records))
+	}
 	if f.opts.maxRecords > 0 {
 		if f.left -= got.records; f.left <= 0 {
 			f.full = true
@@ -303,7 +318,7 @@ func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err er
 	for pos := 0; pos < len(b); {
 		frame, verdict := record.ParseFrame(b[pos:], int64(len(b)-pos), record.MaxFrameSize)
 		if verdict != record.OK {
-			return parts, got, corruptLog(s, got.next, verdict.String())
+			return parts, got, corruptLog(s, got.next, got.next, verdict.String())
 		}
 		h := &frame.Header
 		from := pos
@@ -319,6 +334,7 @@ func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err er
 		}
 		got.records += countFrom(h, got.next, s.stop)
 		got.next = h.NextOffset()
+		got.wrote, got.epoch = got.next, h.LeaderEpoch
 		if last := len(parts) - 1; last >= 0 && parts[last].to == from {
 			parts[last].to = pos
 		} else {
@@ -338,8 +354,12 @@ func countFrom(h *record.Header, next, stop record.Offset) int64 {
 	return max(min(int64(h.RecordCount), int64(wanted)), 0)
 }
 
-// corruptLog says that damage was found after the log was read.
-func corruptLog(s *fetchSub, next record.Offset, what string) error {
+// corruptLog says that damage was found after the log was read: in the offsets
+// from from up to next.
+func corruptLog(s *fetchSub, from, next record.Offset, what string) error {
+	if p, ok := s.part.(*partition.Partition); ok {
+		p.Damaged(from, next, what) // what another broker leads is not in this log
+	}
 	return &logError{
 		kind: partition.ErrLogCorrupt,
 		text: s.topic + "/" + decimal(s.key.partition) + ": damaged data in the log at offset " + decimal(s.next) + ": " + what,

@@ -42,6 +42,10 @@ type testBroker struct {
 	dialer func(context.Context, string) (net.Conn, error)
 	log    runnelv1.LogServiceClient
 
+	// openInternal opens the internal port, in a town.
+	openInternal func()
+	admin        *AdminService
+
 	wait     func(revision int64)
 	revision int64
 	topics   map[string]uuid.UUID
@@ -93,6 +97,9 @@ type testConfig struct {
 	listen func() (net.Listener, func(context.Context, string) (net.Conn, error))
 	// dial are options of the client's connection.
 	dial []grpc.DialOption
+	// id is the broker's, 0: 1; town is where it lives, nil: alone.
+	id   int32
+	town *testTown
 }
 
 func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
@@ -100,19 +107,24 @@ func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
 	if cfg.fs == nil {
 		cfg.fs = vfs.NewMem()
 	}
+	cfg.id = max(cfg.id, 1)
+	incarnation := testIncarnation
+	if cfg.town != nil {
+		incarnation = cfg.town.incarnation(cfg.id)
+	}
 	dir := "data"
 	if cfg.disk {
 		cfg.fs, dir = vfs.OS(), tb.TempDir()
 	}
 	root, err := commitlog.OpenRoot(cfg.fs, dir, commitlog.RootOptions{
-		ClusterID: "test", BrokerID: 1, ReserveBytes: -1, BallastBytes: -1, BootID: func() (string, error) { return "boot", nil },
+		ClusterID: "test", BrokerID: cfg.id, ReserveBytes: -1, BallastBytes: -1, BootID: func() (string, error) { return "boot", nil },
 	})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	b := &testBroker{t: tb, root: root, store: metadata.NewStore(1), topics: map[string]uuid.UUID{}}
+	b := &testBroker{t: tb, root: root, store: metadata.NewStore(metadata.BrokerID(cfg.id)), topics: map[string]uuid.UUID{}}
 	session := &testSession{changed: make(chan struct{})}
-	b.set = partition.NewSet(partition.Config{Incarnation: testIncarnation}, partition.Deps{
+	b.set = partition.NewSet(partition.Config{Incarnation: incarnation}, partition.Deps{
 		Root: root, Store: b.store, Session: session, Log: zerolog.Nop(),
 	})
 	opts := cfg.opts
@@ -120,7 +132,14 @@ func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
 	if opts.Pool == nil {
 		opts.Pool = wire.NewPool()
 	}
+	leave := func() {}
+	if cfg.town != nil {
+		leave = cfg.town.join(b, cfg.id, &opts)
+	}
 	b.svc = NewLogService(opts)
+	if b.openInternal != nil {
+		b.openInternal()
+	}
 	srv := rpcserver.New(rpcserver.Options{Port: rpcserver.ClientPort, Rules: Rules(), Log: zerolog.Nop(), Codec: wire.NewCodec(opts.Pool)})
 	b.svc.Register(srv)
 
@@ -140,15 +159,19 @@ func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
 		_ = b.conn.Close()
 		srv.Stop()
 		b.svc.Wait()
+		leave()
 		cancel()
 		wg.Wait()
 		_ = root.Close(1)
 	})
+	b.wait = session.wait
+	if cfg.town != nil {
+		return b // the town tells it who is there
+	}
 	b.publish(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
-		BrokerId: 1, Incarnation: testIncarnation, BrokerEpoch: 1, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
+		BrokerId: 1, Incarnation: incarnation, BrokerEpoch: 1, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
 	}}})
 	session.wait(b.revision)
-	b.wait = session.wait
 	return b
 }
 

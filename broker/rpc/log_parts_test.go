@@ -111,7 +111,7 @@ func TestCallBook_abandonsWhatItWaitsFor(t *testing.T) {
 		canceled := 0
 		for range 3 {
 			c := p.calls.admit(p)
-			pt := c.newPart(0, b.part("t", 0))
+			pt := c.newPart(partKey{}, b.part("t", 0))
 			p.calls.enter(c)
 			p.calls.await(pt, func() bool { canceled++; return true })
 			p.calls.read(c)

@@ -13,6 +13,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/wire"
@@ -52,6 +53,9 @@ type LogOptions struct {
 	// FetchBuffer is how many bytes of responses on their way all Fetch streams
 	// together may hold. 0: DefaultFetchBuffer; at least 16 MiB.
 	FetchBuffer int64
+	// Router takes what other brokers lead to them. nil: nobody does, and clients
+	// are told who leads.
+	Router *router.Router
 	// Find catches up with the controller about a topic that the image does not
 	// have. nil: the image is all there is.
 	Find func(ctx context.Context, name, id string) (*metadata.Topic, error)

@@ -11,6 +11,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 	"github.com/runnelmq/runnel/internal/wire"
@@ -32,6 +33,10 @@ type producer struct {
 	req     wire.ProduceRequest
 	records wire.Records
 	planner planner
+	// away is the account of what goes to other brokers; nil until something does.
+	away *router.Stream
+	// taken is true when the present request's buffer was given away.
+	taken bool
 	// found is what the last request resolved to, good while image is current.
 	found struct {
 		image *metadata.Image
@@ -56,7 +61,11 @@ func (s *LogService) produce(ss grpc.ServerStream) error {
 	p := s.newProducer()
 	defer p.calls.abandonAll()
 	defer close(p.stop)
-	s.readers.Go(func() { p.receive(ss) })
+	s.readers.Go(func() {
+		p.receive(ss)
+		<-p.stop
+		p.leave()
+	})
 	return p.send(ss)
 }
 
@@ -91,9 +100,15 @@ func (p *producer) receive(ss grpc.ServerStream) {
 			c.id = p.req.RequestID
 			p.calls.answer(c, nil)
 		} else {
-			p.handle(ctx, c, *buf)
+			p.handle(ctx, c, buf)
 		}
-		p.svc.opts.Pool.Put(buf)
+		if !p.taken {
+			p.svc.opts.Pool.Put(buf)
+		}
+		p.taken = false
+		if !p.throttle() {
+			return
+		}
 	}
 }
 
@@ -172,7 +187,8 @@ func (p *producer) answer(c *produceCall) {
 	}
 	if len(c.parts) == 1 && c.parts[0].err == nil {
 		pt := c.parts[0]
-		r.Partition, r.BaseOffset, r.LogStart = pt.number, int64(pt.got.Base), int64(pt.got.LogStart)
+		r.Duplicate = pt.duplicate
+		r.Partition, r.BaseOffset, r.LogStart = pt.key.number, int64(pt.got.Base), int64(pt.got.LogStart)
 		if pt.logAppendTime {
 			r.AppendTimeMs = pt.got.AppendTimeMs
 		}
@@ -185,7 +201,7 @@ func (p *producer) answer(c *produceCall) {
 	}
 	for _, at := range c.places {
 		pt := c.parts[at.part]
-		res := wire.ProduceResult{Partition: pt.number, Offset: wire.None, Error: items[at.part]}
+		res := wire.ProduceResult{Partition: pt.key.number, Offset: wire.None, Error: items[at.part]}
 		if pt.err == nil {
 			res.Offset = int64(pt.got.Base) + int64(at.index)
 		}

@@ -1,12 +1,15 @@
 package rpc
 
 import (
+	"errors"
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
 )
 
 // A produceCall is one request from when it was read until it is answered.
@@ -39,9 +42,11 @@ type recordPlace struct {
 
 // A producePart is what of a request goes to one partition.
 type producePart struct {
-	call   *produceCall
-	number int32
-	part   *partition.Partition // nil: this broker has no copy of it
+	call *produceCall
+	key  partKey
+	part *partition.Partition // nil: this broker has no copy of it
+	// queued is true when it is in the queue of its partition.
+	queued bool
 	// done is what the partition calls; made once for each part ever made.
 	done   func(error)
 	cancel func() bool
@@ -49,12 +54,20 @@ type producePart struct {
 	parked bool // counted as waiting for its commit
 	// stored is true once the log has it.
 	stored bool
+	// duplicate is true when the leader had it before.
+	duplicate bool
 	// logAppendTime is true when the answer tells the leader's time.
 	logAppendTime bool
 	resolved      bool
 	err           error
 	// next is the part behind it in the queue of its partition.
 	next *producePart
+}
+
+// partKey names a partition.
+type partKey struct {
+	topic  uuid.UUID
+	number int32
 }
 
 // partQueue is what one stream has sent to one partition and not been answered,
@@ -84,7 +97,7 @@ type callBook struct {
 	// inflight counts calls that were read and not answered yet.
 	inflight int
 	answers  []*produceCall
-	queues   map[*partition.Partition]*partQueue
+	queues   map[partKey]*partQueue
 	spare    []*partQueue
 	kept     []*produceCall
 	// waiting is the ring of calls in the queues.
@@ -94,7 +107,7 @@ type callBook struct {
 func (b *callBook) init(parked prometheus.Gauge) {
 	b.parked = parked
 	b.wake = make(chan struct{}, 1)
-	b.queues = map[*partition.Partition]*partQueue{}
+	b.queues = map[partKey]*partQueue{}
 	b.waiting.next, b.waiting.prev = &b.waiting, &b.waiting
 }
 
@@ -123,16 +136,16 @@ func (b *callBook) admit(p *producer) *produceCall {
 }
 
 // newPart adds a part to a call that is not in the queues yet.
-func (c *produceCall) newPart(number int32, part *partition.Partition) *producePart {
+func (c *produceCall) newPart(key partKey, part *partition.Partition) *producePart {
 	if n := len(c.parts); n < cap(c.parts) {
 		c.parts = c.parts[:n+1]
 		if pt := c.parts[n]; pt != nil {
-			pt.number, pt.part = number, part
+			pt.key, pt.part = key, part
 			return pt
 		}
 		c.parts = c.parts[:n]
 	}
-	pt := &producePart{call: c, number: number, part: part}
+	pt := &producePart{call: c, key: key, part: part}
 	pt.done = func(err error) { c.p.calls.resolve(pt, err) }
 	c.parts = append(c.parts, pt)
 	return pt
@@ -157,13 +170,14 @@ func (b *callBook) enter(c *produceCall) {
 	c.prev, c.next = b.waiting.prev, &b.waiting
 	c.prev.next, c.next.prev = c, c
 	for _, pt := range c.parts {
-		if pt.part == nil {
+		if pt.err != nil {
 			continue
 		}
-		q := b.queues[pt.part]
+		pt.queued = true
+		q := b.queues[pt.key]
 		if q == nil {
 			q = b.newQueue()
-			b.queues[pt.part] = q
+			b.queues[pt.key] = q
 		}
 		if q.head == nil {
 			q.head = pt
@@ -211,6 +225,20 @@ func (b *callBook) unparkLocked(pt *producePart) {
 	pt.resolved, pt.parked, pt.cancel = true, false, nil
 }
 
+// forwarded notes what became of a part that took the way through the router.
+func (b *callBook) forwarded(pt *producePart, res router.Result) {
+	b.mu.Lock()
+	pt.got = res.Appended
+	pt.duplicate = res.Duplicate
+	err := res.Err
+	if err != nil && res.Stored && errors.Is(err, partition.ErrCommitUncertain) {
+		err = &uncertainError{cause: err, base: res.Appended.Base}
+	}
+	b.resolveLocked(pt, err)
+	b.mu.Unlock()
+	b.signal()
+}
+
 // read notes that the reader is through with the call.
 func (b *callBook) read(c *produceCall) {
 	b.mu.Lock()
@@ -231,7 +259,7 @@ func (b *callBook) settleLocked(c *produceCall) {
 		return
 	}
 	for _, pt := range c.parts {
-		if pt.part != nil && b.queues[pt.part].head != pt {
+		if pt.queued && b.queues[pt.key].head != pt {
 			return
 		}
 	}
@@ -239,12 +267,12 @@ func (b *callBook) settleLocked(c *produceCall) {
 	c.prev.next, c.next.prev = c.next, c.prev
 	b.answers = append(b.answers, c)
 	for _, pt := range c.parts {
-		if pt.part == nil {
+		if !pt.queued {
 			continue
 		}
-		q := b.queues[pt.part]
+		q := b.queues[pt.key]
 		if q.head, pt.next = pt.next, nil; q.head == nil {
-			delete(b.queues, pt.part)
+			delete(b.queues, pt.key)
 			q.tail = nil
 			b.spare = append(b.spare, q)
 			continue

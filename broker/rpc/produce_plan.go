@@ -10,6 +10,7 @@ import (
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/partitioner"
 	"github.com/runnelmq/runnel/internal/record"
 )
@@ -97,7 +98,7 @@ func limits(t *metadata.Topic) record.Limits {
 
 // handle does a request that was parsed: it appends its parts, and answers when
 // they are where acks wants them. buf is what the request was parsed from.
-func (p *producer) handle(ctx context.Context, c *produceCall, buf []byte) {
+func (p *producer) handle(ctx context.Context, c *produceCall, buf *[]byte) {
 	c.id = p.req.RequestID
 	err := p.check(c)
 	var t *metadata.Topic
@@ -128,9 +129,10 @@ func (p *producer) handle(ctx context.Context, c *produceCall, buf []byte) {
 
 // handleUnanswered answers first, and then appends. Nobody hears what became of
 // it; the metrics do.
-func (p *producer) handleUnanswered(c *produceCall, t *metadata.Topic, buf []byte) {
+func (p *producer) handleUnanswered(c *produceCall, t *metadata.Topic, buf *[]byte) {
 	// The answer may be sent, and the call reused, while the parts are appended.
 	parts := slices.Clone(c.parts)
+	limit := timeLimit{c.timeout, c.deadline}
 	for _, pt := range parts {
 		pt.call = nil
 	}
@@ -138,7 +140,7 @@ func (p *producer) handleUnanswered(c *produceCall, t *metadata.Topic, buf []byt
 	p.calls.answer(c, nil)
 	for i, pt := range parts {
 		if pt.err == nil {
-			_, pt.err = p.store(pt, i, t, buf)
+			pt.err = p.storeUnanswered(pt, i, t, buf, limit)
 		}
 		if pt.err != nil {
 			p.svc.metrics.refused.Inc()
@@ -168,13 +170,16 @@ func (p *producer) plan(c *produceCall, t *metadata.Topic) error {
 }
 
 // addPart adds the part for partition n. That this broker has no copy is the
-// part's failure; it is returned too.
+// part's failure, unless it is to be sent to another one; it is returned too.
 func (p *producer) addPart(c *produceCall, t *metadata.Topic, n int32) error {
 	part, err := p.svc.opts.Partitions.Get(t.ID, n)
 	if err != nil {
 		part = nil
+		if p.goesAway(err) {
+			err = nil
+		}
 	}
-	pt := c.newPart(n, part)
+	pt := c.newPart(partKey{t.ID, n}, part)
 	pt.err = err
 	pt.logAppendTime = stampedByLeader(t)
 	return err
@@ -241,19 +246,34 @@ func (pl *planner) sort(places []recordPlace) {
 }
 
 // append stores part i of the call, and sees to its outcome.
-func (p *producer) append(c *produceCall, i int, t *metadata.Topic, buf []byte) {
+func (p *producer) append(c *produceCall, i int, t *metadata.Topic, buf *[]byte) {
 	pt := c.parts[i]
-	got, err := p.store(pt, i, t, buf)
+	if p.leadsHere(pt) {
+		got, err := p.store(pt, i, t, *buf)
+		if err == nil {
+			p.calls.appendedOK(pt, got)
+			if p.req.Acks == int32(runnelv1.Acks_ACKS_LEADER) {
+				p.calls.resolve(pt, nil)
+				return
+			}
+			p.calls.await(pt, pt.part.WhenCommitted(got.Last, pt.done))
+			return
+		}
+		if !p.goesAway(err) {
+			p.calls.resolve(pt, err)
+			return
+		}
+	}
+	done := func(res router.Result) { p.calls.forwarded(pt, res) }
+	w, err := p.forward(pt, i, t, buf, timeLimit{c.timeout, c.deadline}, done)
 	if err != nil {
 		p.calls.resolve(pt, err)
 		return
 	}
-	p.calls.appendedOK(pt, got)
-	if p.req.Acks == int32(runnelv1.Acks_ACKS_LEADER) {
-		p.calls.resolve(pt, nil)
-		return
-	}
-	p.calls.await(pt, pt.part.WhenCommitted(got.Last, pt.done))
+	p.calls.await(pt, func() bool {
+		w.Expire() // it tells the outcome itself
+		return false
+	})
 }
 
 // errBatchFull is told of records that make more than one batch.

@@ -33,9 +33,6 @@ func (p *producer) store(pt *producePart, i int, t *metadata.Topic, buf []byte) 
 		if err != nil {
 			return partition.Appended{}, err
 		}
-		if batch.Transactional {
-			return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
-		}
 		return p.commit(pt, t, &batch)
 	}
 	b := p.svc.builder(limits(t))
@@ -76,27 +73,33 @@ func (p *producer) build(b *builder, i int) (record.Batch, error) {
 	return batch, nil
 }
 
-// commit checks what depends on the clock, and appends.
+// commit checks what depends on the request, and appends.
 func (p *producer) commit(pt *producePart, t *metadata.Topic, batch *record.Batch) (partition.Appended, error) {
-	now := time.Now()
-	if err := checkTimes(t, batch, now.UnixMilli()); err != nil {
-		return partition.Appended{}, err
-	}
-	if c := pt.call; c != nil && now.After(c.deadline) {
-		return partition.Appended{}, fmt.Errorf("%s/%d: %w: nothing was stored in %s, try again", t.Name, pt.number, errNotInTime, c.timeout)
+	if c := pt.call; c != nil && time.Now().After(c.deadline) {
+		return partition.Appended{}, fmt.Errorf("%s/%d: %w: nothing was stored in %s, try again", t.Name, pt.key.number, errNotInTime, c.timeout)
 	}
 	var epoch *record.Epoch
 	if p.req.Routing == int32(runnelv1.Routing_ROUTING_DIRECT) && p.req.HasLeaderEpoch {
 		e := record.Epoch(p.req.LeaderEpoch)
 		epoch = &e
 	}
-	got, err := pt.part.Append(batch, epoch)
+	return p.svc.appendBatch(pt.part, t, batch, epoch)
+}
+
+// appendBatch checks what depends on the topic and the clock, and appends.
+func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, batch *record.Batch, epoch *record.Epoch) (partition.Appended, error) {
+	if batch.Transactional {
+		return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
+	}
+	if err := checkTimes(t, batch, time.Now().UnixMilli()); err != nil {
+		return partition.Appended{}, err
+	}
+	got, err := part.Append(batch, epoch)
 	if err != nil {
 		return partition.Appended{}, err
 	}
-	m := p.svc.metrics
-	m.producedRecords.Add(float64(batch.RecordCount))
-	m.producedBytes.Add(float64(batch.FrameSize()))
+	s.metrics.producedRecords.Add(float64(batch.RecordCount))
+	s.metrics.producedBytes.Add(float64(batch.FrameSize()))
 	return got, nil
 }
 

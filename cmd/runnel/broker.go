@@ -1,16 +1,19 @@
 package main
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
 	"github.com/runnelmq/runnel/broker"
+	"github.com/runnelmq/runnel/client"
 )
 
 func (a *app) brokerCommand() *cobra.Command {
 	var f serverFlags
 	c := &cobra.Command{
 		Use:   "broker",
-		Short: "Run a broker: it keeps records and serves clients",
+		Short: "Run a broker, which keeps records and serves clients; or list those there are",
 		Long: `Runs one broker of a cluster until it is told to stop (SIGTERM or SIGINT); it
 hands its work over and then ends. A second signal ends it at once.
 
@@ -39,5 +42,29 @@ The configuration is, each over the one before: the defaults, the file of
 		},
 	}
 	f.add(c)
+	c.AddCommand(a.brokerList())
 	return c
+}
+
+func (a *app) brokerList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the brokers of the cluster, and which are in service", Args: args(),
+		Example: "  runnel broker list --format json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {
+				d, err := admin.DescribeCluster(ctx)
+				if err != nil {
+					return err
+				}
+				views := []brokerView{}
+				for _, b := range d.Brokers {
+					views = append(views, brokerView(b))
+				}
+				if a.format == "json" {
+					return a.printJSON(views)
+				}
+				return a.brokerTable(views)
+			})
+		},
+	}
 }

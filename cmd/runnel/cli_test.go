@@ -60,6 +60,8 @@ func TestMistakes(t *testing.T) {
 		"print":                {[]string{"consume", "a", "--print", "%q"}, exitUsage, "%q"},
 		"count":                {[]string{"consume", "a", "--count", "0"}, exitUsage, "want 1 or more"},
 		"bench":                {[]string{"bench", "produce", "--producers", "0"}, exitUsage, "want 1 to 1000"},
+		"no such broker":       {[]string{"partition", "list", "--leader", "-2"}, exitUsage, "runnel broker list"},
+		"an argument for all":  {[]string{"broker", "lst", "--set", "id=1"}, exitUsage, "lst"},
 		"nobody there":         {[]string{"topic", "list", "--brokers", nobody}, exitTimeout, "runnel dev"},
 		"nobody to read from":  {[]string{"consume", "a", "--brokers", nobody, "--timeout", "300ms"}, exitTimeout, nobody},
 		"log":                  {[]string{"log", "verify", "/no/such/path"}, exitFailed, "no such file"},

@@ -56,14 +56,8 @@ func (a *app) printCluster(d client.ClusterDescription) error {
 		ID: d.ID, AnsweredBy: d.BrokerID, Version: d.Version, Controller: d.Controller, ControllerEpoch: d.ControllerEpoch,
 		Topics: d.Topics, Partitions: d.Partitions, Brokers: []brokerView{},
 	}
-	var rows [][]string
 	for _, b := range d.Brokers {
 		v.Brokers = append(v.Brokers, brokerView(b))
-		rack := b.Rack
-		if rack == "" {
-			rack = "-"
-		}
-		rows = append(rows, []string{fmt.Sprint(b.ID), b.Address, rack, b.State, fmt.Sprint(b.Leaders), fmt.Sprint(b.Replicas), b.Version})
 	}
 	if a.format == "json" {
 		return a.printJSON(v)
@@ -74,6 +68,18 @@ func (a *app) printCluster(d client.ClusterDescription) error {
 	}
 	fmt.Fprintf(a.out, "cluster %s\nanswered by broker %d, version %s\ncontroller %s, epoch %d\ntopics %d, partitions %d\n\n",
 		v.ID, v.AnsweredBy, v.Version, controller, v.ControllerEpoch, v.Topics, v.Partitions)
+	return a.brokerTable(v.Brokers)
+}
+
+func (a *app) brokerTable(bs []brokerView) error {
+	var rows [][]string
+	for _, b := range bs {
+		rack := b.Rack
+		if rack == "" {
+			rack = "-"
+		}
+		rows = append(rows, []string{fmt.Sprint(b.ID), b.Address, rack, b.State, fmt.Sprint(b.Leaders), fmt.Sprint(b.Replicas), b.Version})
+	}
 	return table(a.out, "broker address rack state leaders replicas version", rows)
 }
 

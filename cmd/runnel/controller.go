@@ -14,7 +14,7 @@ func (a *app) controllerCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "controller",
-		Short: "Run a controller: it decides which broker does what",
+		Short: "Run a controller, which decides which broker does what; or manage its metadata",
 		Long: `Runs one controller of a cluster until it is told to stop (SIGTERM or SIGINT).
 It keeps the cluster's metadata in an etcd of its own, inside this process, or
 in the one that --etcd-endpoints names. A second signal ends it at once.
@@ -52,6 +52,7 @@ The configuration is, each over the one before: the defaults, the file of
 	}
 	f.add(c)
 	c.Flags().BoolVar(&bootstrap, "bootstrap", false, "make a new cluster where there is none")
+	c.AddCommand(a.controllerJoin(), a.controllerMembers(), a.controllerRemove(), a.controllerBackup(), a.controllerRestore())
 	c.Flags().StringSliceVar(&endpoints, "etcd-endpoints", nil, "`host:port` of an external etcd, several with commas")
 	return c
 }

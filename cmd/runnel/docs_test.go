@@ -60,7 +60,7 @@ func walk(b *bytes.Buffer, c *cobra.Command) {
 		if sub.Name() == "help" || sub.Name() == "completion" {
 			continue
 		}
-		if !sub.HasSubCommands() {
+		if !sub.HasSubCommands() || sub.Example != "" { // broker does something itself, too
 			section(b, sub)
 		}
 		walk(b, sub)

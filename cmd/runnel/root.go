@@ -156,7 +156,7 @@ a topic, write a line and read it back.`,
 	)
 	a.addServers(root)
 	add(root, "data", a.produceCommand(), a.consumeCommand(), a.benchCommand())
-	add(root, "manage", a.topicCommand(), a.clusterCommand(), a.logCommand())
+	add(root, "manage", a.topicCommand(), a.partitionCommand(), a.clusterCommand(), a.logCommand())
 	noFileCompletion(root)
 	return root
 }

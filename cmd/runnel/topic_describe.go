@@ -98,19 +98,23 @@ func describeView(d client.TopicDescription) topicDetailView {
 		Name: d.Name, ID: d.ID, Partitions: d.PartitionCount, ReplicationFactor: d.ReplicationFactor,
 		Internal: d.Internal, Durability: d.Durability, Configs: configViews(d.Configs), PartitionList: []partitionView{},
 	}
-	for _, p := range d.Partitions {
-		text := ""
-		if p.Err != nil {
-			text = p.Err.Error()
-		}
-		v.PartitionList = append(v.PartitionList, partitionView{
-			Partition: p.Partition, Leader: present(p.Leader), LeaderEpoch: p.LeaderEpoch, PartitionEpoch: p.PartitionEpoch,
-			Replicas: never(p.Replicas), ISR: never(p.ISR), ELR: never(p.ELR), MinISR: p.MinISR,
-			LogStart: present(p.LogStart), HighWatermark: present(p.HighWatermark), LogEnd: present(p.LogEnd),
-			SizeBytes: present(p.Size), Segments: present(p.Segments), Error: text,
-		})
+	for i := range d.Partitions {
+		v.PartitionList = append(v.PartitionList, viewPartition(&d.Partitions[i]))
 	}
 	return v
+}
+
+func viewPartition(p *client.PartitionDescription) partitionView {
+	text := ""
+	if p.Err != nil {
+		text = p.Err.Error()
+	}
+	return partitionView{
+		Partition: p.Partition, Leader: present(p.Leader), LeaderEpoch: p.LeaderEpoch, PartitionEpoch: p.PartitionEpoch,
+		Replicas: never(p.Replicas), ISR: never(p.ISR), ELR: never(p.ELR), MinISR: p.MinISR,
+		LogStart: present(p.LogStart), HighWatermark: present(p.HighWatermark), LogEnd: present(p.LogEnd),
+		SizeBytes: present(p.Size), Segments: present(p.Segments), Error: text,
+	}
 }
 
 func (a *app) printTopic(d client.TopicDescription) error {

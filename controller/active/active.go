@@ -83,6 +83,8 @@ type desk struct {
 	// reports holds the recovery reports of connected brokers, whole ones only, with the epoch each is about.
 	reports  state.Reports
 	reported map[state.BrokerID]int64
+	// reportedAt is when they came.
+	reportedAt map[state.BrokerID]time.Time
 	// admitted is, per broker, which epoch was let in and at which revision its registration stood.
 	admitted map[state.BrokerID]admission
 	// bereft is since when each partition waits for a recovery election.
@@ -115,7 +117,7 @@ func New(cfg Config, deps Deps, tenure store.Tenure) *Active {
 		Deps: deps, cfg: cfg, tenure: tenure, roster: sessions.New(cfg.SessionTimeout, cfg.Dev),
 		tasks: make(chan func(context.Context)), ops: make(chan *op, maxQueue), kicks: make(chan struct{}, 1), done: make(chan struct{}), ready: make(chan struct{}),
 		desk: desk{
-			reports: state.Reports{}, reported: map[state.BrokerID]int64{},
+			reports: state.Reports{}, reported: map[state.BrokerID]int64{}, reportedAt: map[state.BrokerID]time.Time{},
 			admitted: map[state.BrokerID]admission{}, bereft: map[state.PartitionKey]time.Time{},
 			leaving: map[state.BrokerID]*sessions.Session{},
 			reached: map[state.BrokerID]reached{},

@@ -2,6 +2,7 @@ package active
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -16,6 +17,7 @@ const (
 	causeReplaced = "new_incarnation"
 	causeGone     = "process_gone"
 	causeStorage  = "storage_failed"
+	causeOperator = "operator"
 	causeShutdown = "shutdown"
 )
 
@@ -119,6 +121,7 @@ func (a *Active) Recovered(ctx context.Context, adm *Admission, found map[state.
 		if a.roster.Connected(id) == adm.Session {
 			a.desk.reports[id] = found
 			a.desk.reported[id] = adm.Epoch
+			a.desk.reportedAt[id] = time.Now()
 		}
 		return nil
 	})

@@ -55,6 +55,7 @@ func Rules() []rpcerr.Rule {
 		{Err: topicconfig.ErrInvalid, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_CONFIG},
 		{Err: state.ErrTopicExists, Code: codes.AlreadyExists, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_EXISTS},
 		{Err: state.ErrTopicNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
+		{Err: state.ErrPartitionNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
 		{Err: state.ErrTopicIDMismatch, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
 		{Err: state.ErrTopicInternal, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_INTERNAL},
 		{Err: state.ErrDuplicateBroker, Code: codes.AlreadyExists, Reason: runnelv1.ErrorReason_ERROR_REASON_DUPLICATE_BROKER},

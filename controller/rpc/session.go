@@ -325,7 +325,7 @@ func addReport(to map[state.PartitionKey]state.ReplicaReport, r *controllerv1.Re
 			return invalid("recovery report: replica shape %v", rep.GetShape())
 		}
 		to[state.PartitionKey{Topic: id, Number: rep.GetPartition()}] = state.ReplicaReport{
-			Shape: shape, LastEpoch: rep.GetLastEpoch(), LogEndOffset: rep.GetLogEndOffset(),
+			Shape: shape, LastEpoch: rep.GetLastEpoch(), LogEndOffset: rep.GetLogEndOffset(), HighWatermark: rep.GetHighWatermark(),
 		}
 	}
 	return nil

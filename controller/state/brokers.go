@@ -48,7 +48,7 @@ func (i *Image) Register(r Registration) ([]Change, error) {
 	counters := *i.Counters()
 	counters.BrokerEpoch++
 	b := r.Broker
-	b.Epoch, b.Phase, b.Judged, b.Revision = counters.BrokerEpoch, BrokerFenced, false, 0
+	b.Epoch, b.Phase, b.Judged, b.Held, b.Revision = counters.BrokerEpoch, BrokerFenced, false, false, 0
 	base := Revision(0)
 	if old != nil {
 		base = old.Revision
@@ -112,11 +112,11 @@ func (i *Image) ShutDown(id BrokerID, epoch int64) ([]Change, error) {
 	return inPhase(b, BrokerShuttingDown), nil
 }
 
-// Unfence returns the change that puts a broker in service; none while fence work is left that its former epochs caused, or
-// when it is in service. The caller has seen to it that the broker applied its own registration.
+// Unfence returns the change that puts a broker in service; none while fence work is left that its former epochs caused, when
+// it is in service, or when an operator holds it. The caller has seen to it that the broker applied its own registration.
 func (i *Image) Unfence(id BrokerID, epoch int64) ([]Change, error) {
 	b, err := i.incarnation(id, epoch)
-	if err != nil || b.Phase != BrokerFenced || !b.Judged || !i.Settled(id) {
+	if err != nil || b.Phase != BrokerFenced || !b.Judged || b.Held || !i.Settled(id) {
 		return nil, err
 	}
 	return inPhase(b, BrokerActive), nil
@@ -134,9 +134,10 @@ const (
 
 // A ReplicaReport is what a broker's recovery found of one replica.
 type ReplicaReport struct {
-	Shape        Shape
-	LastEpoch    int64 // leader epoch of the last record
-	LogEndOffset int64
+	Shape         Shape
+	LastEpoch     int64 // leader epoch of the last record
+	LogEndOffset  int64
+	HighWatermark int64 // as checkpointed
 }
 
 // Reports holds what brokers found, by broker.

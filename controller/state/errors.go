@@ -13,6 +13,7 @@ var (
 	ErrInvalidFactor     = errors.New("invalid replication factor")
 	ErrTopicExists       = errors.New("topic exists")
 	ErrTopicNotFound     = errors.New("topic not found")
+	ErrPartitionNotFound = errors.New("partition not found")
 	ErrTopicIDMismatch   = errors.New("topic id mismatch")
 	ErrTopicInternal     = errors.New("internal topic")
 	ErrDuplicateBroker   = errors.New("duplicate broker")

@@ -75,7 +75,9 @@ type Broker struct {
 	Epoch       int64     // rises by one with each incarnation in the cluster
 	Phase       BrokerPhase
 	// Judged is true once the recovery report of this incarnation was weighed. Invariant: an unjudged broker is fenced.
-	Judged          bool
+	Judged bool
+	// Held is true when an operator took this incarnation out of service. Invariant: it is fenced, too.
+	Held            bool
 	ClientAddress   string
 	InternalAddress string
 	Rack            string

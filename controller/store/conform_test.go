@@ -1,6 +1,9 @@
 package store_test
 
 import (
+	"bytes"
+	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -59,4 +62,28 @@ func TestEtcd_conforms(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("over the network", func(t *testing.T) { storetest.Conform(t, remote, compact) })
+}
+
+// What makes etcd panic is an error that says where to look.
+func TestOpenMember_damagedFiles(t *testing.T) {
+	e := embedded(t.TempDir())
+	m, err := store.OpenMember(t.Context(), e, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wals, err := filepath.Glob(filepath.Join(e.Dir, "member", "wal", "*.wal"))
+	if err != nil || len(wals) == 0 {
+		t.Fatalf("%v, %v", wals, err)
+	}
+	for _, f := range wals {
+		if err := os.WriteFile(f, bytes.Repeat([]byte{0xa5, 0x17}, 20000), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := store.OpenMember(t.Context(), e, zerolog.Nop()); !errors.Is(err, store.ErrUnusable) {
+		t.Fatalf("open: %v, want %v", err, store.ErrUnusable)
+	}
 }

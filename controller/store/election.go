@@ -14,6 +14,9 @@ import (
 	"github.com/runnelmq/runnel/internal/lifecycle"
 )
 
+// electionTry is how long one call of an election may take. See txnTimeout.
+const electionTry = 500 * time.Millisecond
+
 // A Tenure is one controller's time as the active one.
 type Tenure struct {
 	Fence Fence
@@ -28,7 +31,10 @@ type Tenure struct {
 // another is active, or when counters is out of date.
 func (s *Store) Campaign(ctx context.Context, me state.Controller, counters *state.Counters, ttl time.Duration) (t Tenure, won bool, err error) {
 	t.ttl, t.granted = ttl, time.Now()
-	if t.lease, err = s.kv.Grant(ctx, ttl); err != nil {
+	granting, cancel := context.WithTimeout(ctx, electionTry)
+	t.lease, err = s.kv.Grant(granting, ttl)
+	cancel()
+	if err != nil {
 		return Tenure{}, false, fmt.Errorf("election: %w", err)
 	}
 	next := *counters
@@ -102,5 +108,11 @@ func (s *Store) Depose(ctx context.Context, incarnation uuid.UUID) error {
 	if c, ok := o.(*state.Controller); !ok || c.Incarnation != incarnation || p.Lease == 0 {
 		return nil
 	}
-	return s.Resign(ctx, Tenure{lease: p.Lease})
+	// The dead controller may have led etcd, too: until there is a new leader, what is asked for is lost.
+	_, err = again(ctx, func(ctx context.Context) (struct{}, error) {
+		ctx, cancel := context.WithTimeout(ctx, electionTry)
+		defer cancel()
+		return struct{}{}, s.kv.Revoke(ctx, p.Lease)
+	})
+	return err
 }

@@ -8,14 +8,15 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	"go.uber.org/zap"
 )
 
 // ErrNoData is returned when there is no member's data and none is to be made.
@@ -24,14 +25,28 @@ var ErrNoData = errors.New("there is no metadata here")
 // Embedded says how to run an etcd member in this process.
 type Embedded struct {
 	Dir    string // its data
+	Name   string // apart from those of other members; "" for runnel
 	Client string // host:port it serves clients on, for operators' tools
 	Peer   string // host:port it serves other members on
+	// AdvertisedPeer is the host:port that other members come to; "" for Peer.
+	AdvertisedPeer string
+	// Members are the first members of a new cluster, this one among them; empty: this one alone.
+	Members []Peer
+	// CertFile, KeyFile and CAFile make both ports mutual TLS; "" for plaintext.
+	CertFile, KeyFile, CAFile string
+	// Join, when there is no data, makes this a new member of the cluster that is reached there, instead of the first of a new one.
+	Join *External
 	// Bootstrap permits making a new, empty member. Without it a member whose data was lost would come up as a new cluster.
 	Bootstrap bool
 	QuotaSize int64         // bytes of metadata before writes are refused
 	Compact   time.Duration // how much history watches can catch up with
 	Tick      time.Duration // heartbeat between members; elections take ten
 	Start     time.Duration // how long the start may take
+}
+
+// A Peer is a member as the others reach it.
+type Peer struct {
+	Name, Addr string
 }
 
 // A Member is an etcd member in this process.
@@ -60,58 +75,128 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 	if err != nil {
 		return nil, fmt.Errorf("etcd data: %w", err)
 	}
-	if !has && !e.Bootstrap {
-		return nil, fmt.Errorf("%w: %s holds none: to begin a new cluster, start its first controller once with --bootstrap; if there was data, restore it", ErrNoData, e.Dir)
+	if !has && !e.Bootstrap && e.Join == nil {
+		return nil, fmt.Errorf("%w: %s holds none: to begin a new cluster, start its first controller once with --bootstrap; to add a controller to a cluster, start it once with join; if there was data, restore it", ErrNoData, e.Dir)
 	}
 	if err := os.MkdirAll(e.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("etcd data: %w", err)
 	}
+	cfg := e.config()
 	closing := &atomic.Bool{}
-	server, err := embed.StartEtcd(e.config(zapLogger(log, closing)))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapLogger(log, closing))
+	if !has && e.Join != nil {
+		if err := e.prepareJoin(ctx, cfg, log); err != nil {
+			return nil, err
+		}
+	}
+	server, err := startEtcd(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", e.Dir, err)
 	}
 	m := &Member{server: server, closing: closing}
-	timer := time.NewTimer(e.Start)
-	defer timer.Stop()
-	select {
-	case <-server.Server.ReadyNotify():
-		m.Etcd = &Etcd{client: v3client.New(server.Server)}
-		return m, nil
-	case <-server.Server.StopNotify():
-		err = errors.New("it stopped while starting")
-	case err = <-server.Err():
-	case <-timer.C:
-		err = fmt.Errorf("it was not ready after %v", e.Start)
-	case <-ctx.Done():
-		err = ctx.Err()
+	err = m.await(ctx, e.Start)
+	if err == nil && server.Server.IsLearner() {
+		err = e.promote(ctx, server.Server.MemberID(), log)
 	}
-	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())
+	}
+	m.Etcd = &Etcd{client: v3client.New(server.Server)}
+	return m, nil
 }
 
-func (e Embedded) config(log *zap.Logger) *embed.Config {
+// ErrUnusable is returned when etcd gives up on what it finds in its directory.
+var ErrUnusable = errors.New("the metadata store can't be used: look for a full disk or damaged files, free space or restore a copy")
+
+// startEtcd is embed.StartEtcd, which panics when the disk is full, and on files that it can't make sense of: that is no fault of this program.
+func startEtcd(cfg *embed.Config) (server *embed.Etcd, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			server, err = nil, fmt.Errorf("%w: %v", ErrUnusable, p)
+		}
+	}()
+	return embed.StartEtcd(cfg)
+}
+
+// await waits until the member serves.
+func (m *Member) await(ctx context.Context, limit time.Duration) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-m.server.Server.ReadyNotify():
+		return nil
+	case <-m.server.Server.StopNotify():
+		return errors.New("it stopped while starting")
+	case err := <-m.server.Err():
+		return err
+	case <-timer.C:
+		return fmt.Errorf("it was not ready after %v: are the other members up?", limit)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// defaultName is the name of a member that was given none.
+const defaultName = "runnel"
+
+func (e Embedded) name() string {
+	if e.Name == "" {
+		return defaultName
+	}
+	return e.Name
+}
+
+// peerURL returns where other members come to.
+func (e Embedded) peerURL() string {
+	addr := e.AdvertisedPeer
+	if addr == "" {
+		addr = e.Peer
+	}
+	return e.url(addr).String()
+}
+
+func (e Embedded) url(addr string) *url.URL {
+	scheme := "http"
+	if e.CAFile != "" {
+		scheme = "https"
+	}
+	return &url.URL{Scheme: scheme, Host: addr}
+}
+
+func (e Embedded) config() *embed.Config {
 	cfg := embed.NewConfig()
-	client, peer := listenURL(e.Client), listenURL(e.Peer)
-	cfg.Name = "runnel"
+	client, peer := []url.URL{*e.url(e.Client)}, []url.URL{*e.url(e.Peer)}
+	cfg.Name = e.name()
 	cfg.Dir = e.Dir
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = peer, peer
+	if e.AdvertisedPeer != "" {
+		cfg.AdvertisePeerUrls = []url.URL{*e.url(e.AdvertisedPeer)}
+	}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	if len(e.Members) > 0 {
+		var all []string
+		for _, p := range e.Members {
+			all = append(all, p.Name+"="+e.url(p.Addr).String())
+		}
+		cfg.InitialCluster = strings.Join(all, ",")
+	}
 	cfg.InitialClusterToken = "runnel"
+	if e.CAFile != "" {
+		info := transport.TLSInfo{CertFile: e.CertFile, KeyFile: e.KeyFile, TrustedCAFile: e.CAFile, ClientCertAuth: true}
+		cfg.ClientTLSInfo, cfg.PeerTLSInfo = info, info
+	}
 	cfg.AutoCompactionMode = embed.CompactorModePeriodic
 	cfg.AutoCompactionRetention = e.Compact.String()
 	cfg.QuotaBackendBytes = e.QuotaSize
 	cfg.TickMs = uint(e.Tick.Milliseconds())          //nolint:gosec // validated
 	cfg.ElectionMs = uint(10 * e.Tick.Milliseconds()) //nolint:gosec // validated
 	cfg.EnableGRPCGateway = false                     // nobody asked for an HTTP API
-	cfg.HostWhitelist = map[string]struct{}{"127.0.0.1": {}, "localhost": {}, "::1": {}}
+	if e.CAFile == "" {
+		cfg.HostWhitelist = map[string]struct{}{"127.0.0.1": {}, "localhost": {}, "::1": {}}
+	}
 	cfg.CORS = map[string]struct{}{}
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	return cfg
-}
-
-func listenURL(addr string) []url.URL {
-	return []url.URL{{Scheme: "http", Host: addr}}
 }
 
 // Err tells when the member failed.

@@ -22,8 +22,11 @@ const root = "/runnel/"
 // Times of one call. They are short enough that a member that hangs is noticed, and long enough for a loaded machine.
 const (
 	callTimeout = 5 * time.Second
-	minBackoff  = 20 * time.Millisecond
-	maxBackoff  = time.Second
+	// txnTimeout is shorter: a member sends what it is asked for to the leader it knows, and what went to one that has just died
+	// never comes back. To find out and to ask again is safe.
+	txnTimeout = 1500 * time.Millisecond
+	minBackoff = 20 * time.Millisecond
+	maxBackoff = time.Second
 )
 
 // A Store is one cluster's metadata. It is safe for concurrent use.
@@ -161,7 +164,7 @@ func (s *Store) electionKey() string {
 }
 
 func (s *Store) txn(ctx context.Context, cmps []Compare, writes []Write) (TxnResult, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, txnTimeout)
 	defer cancel()
 	return s.kv.Txn(ctx, cmps, writes)
 }

@@ -114,11 +114,16 @@ func TestCheck(t *testing.T) {
 				s.read(0, 8, s.q, 2)
 			}, want: []Kind{Reordered},
 		},
-		"a reader goes back":   {tell: func(s story) { s.readAll(0); s.read(0, 4, s.p, 3) }, want: []Kind{Back}},
-		"a reader stands":      {tell: func(s story) { s.readAll(0); s.read(0, 6, s.p, 4) }, want: []Kind{Back}},
-		"no outcome":           {tell: func(s story) { s.readAll(0); s.Next(s.q) }, want: []Kind{Unanswered}},
-		"two outcomes":         {tell: func(s story) { s.readAll(0); s.Outcome(s.p, 0, Failed, 0, 0) }, want: []Kind{AnsweredTwice}},
-		"read before answered": {tell: func(s story) { s.readAll(0); n := s.Next(s.q); s.read(0, 7, s.q, n); s.Outcome(s.q, n, Acknowledged, 0, 7) }},
+		"a reader goes back": {tell: func(s story) { s.readAll(0); s.read(0, 4, s.p, 3) }, want: []Kind{Back}},
+		"a reader stands":    {tell: func(s story) { s.readAll(0); s.read(0, 6, s.p, 4) }, want: []Kind{Back}},
+		"no outcome":         {tell: func(s story) { s.readAll(0); s.Next(s.q) }, want: []Kind{Unanswered}},
+		"two outcomes":       {tell: func(s story) { s.readAll(0); s.Outcome(s.p, 0, Failed, 0, 0) }, want: []Kind{AnsweredTwice}},
+		"read before answered": {tell: func(s story) {
+			s.readAll(0)
+			n := s.Next(s.q)
+			s.read(0, 7, s.q, n)
+			s.Outcome(s.q, n, Acknowledged, 0, 7)
+		}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := good(c.o)

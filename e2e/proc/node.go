@@ -15,26 +15,40 @@ type Dev struct {
 	Log  io.Writer // gets its log too; may be nil
 }
 
-// A Node is a running `runnel dev`.
+// A Node is a running `runnel dev`, or a broker or controller of a cluster.
 type Node struct {
 	*Process
 
-	Data   string // its folder
-	Client string // address of the client port
-	Admin  string // address of the admin HTTP port
+	Name     string // in a cluster: broker-1, controller-1
+	Data     string // its folder
+	Client   string // address of the client port; "" for a controller
+	Admin    string // address of the admin HTTP port
+	Internal string // in a cluster: address of the port for brokers and controllers
+	Etcd     string // of a controller: address of etcd's port for clients
 
 	again func() (*Process, error)
+	// joining returns a controller in the place of this one, which has no data,
+	// in dir, and joins the etcd at others. Restart starts it.
+	joining func(dir, others string) *Node
 }
 
 // Restart starts a node that has ended once more, on the same data and ports,
 // and waits until it is ready.
 func (n *Node) Restart(ctx context.Context) error {
+	if err := n.Start(); err != nil {
+		return err
+	}
+	return n.Ready(ctx)
+}
+
+// Start is Restart without the wait.
+func (n *Node) Start() error {
 	p, err := n.again()
 	if err != nil {
 		return err
 	}
 	n.Process = p
-	return n.Ready(ctx)
+	return nil
 }
 
 // readyWithin bounds the wait for a node that starts on a loaded machine.

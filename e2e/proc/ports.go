@@ -27,3 +27,26 @@ func Ports(ctx context.Context, n int) ([]string, error) {
 	}
 	return nil, errors.New("no free ports")
 }
+
+// PortRange returns the first of n free ports in a row.
+func PortRange(ctx context.Context, n int) (int, error) {
+	const lowest, count = 10_000, 20_000
+	for range 100 {
+		first := lowest + rand.IntN(count)
+		if allFree(ctx, first, n) {
+			return first, nil
+		}
+	}
+	return 0, errors.New("no free ports")
+}
+
+func allFree(ctx context.Context, first, n int) bool {
+	for port := first; port < first+n; port++ {
+		lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			return false
+		}
+		_ = lis.Close()
+	}
+	return true
+}

@@ -137,6 +137,16 @@ func (p *Process) Log() string { return p.log.String() }
 // Exited is closed when the process is gone.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
+// Running reports whether the process has not ended.
+func (p *Process) Running() bool {
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
 // Code returns the exit code of a process that is gone; -1 when a signal
 // ended it.
 func (p *Process) Code() int {

@@ -63,6 +63,10 @@ type Log struct {
 	// entriesUnsynced says that files were created that no sync of the
 	// directory covered.
 	entriesUnsynced bool
+	// seen is the damage that reads have found, besides the view's, when
+	// cuts was seenCuts.
+	seen     []Range
+	seenCuts uint64
 }
 
 // A view is an immutable picture of a log.
@@ -165,8 +169,51 @@ func (l *Log) Segments() int { return len(l.view.Load().segments) }
 // since the log was opened.
 func (l *Log) BytesRead() int64 { return l.bytesRead.Load() }
 
-// Damage returns the offsets below the end that are known to be damaged.
-func (l *Log) Damage() []Range { return append([]Range(nil), l.view.Load().damage...) }
+// Damage returns the offsets below the end that are known to be damaged: by
+// what recovery found, and what reads have met since.
+func (l *Log) Damage() []Range {
+	end := l.End()
+	v := l.view.Load()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	known := append([]Range(nil), v.damage...)
+	if l.seenCuts == l.cuts.Load() { // else what was damaged may have been written anew
+		for _, r := range l.seen {
+			known = addRange(known, r)
+		}
+	}
+	return clampRanges(known, v.start, end)
+}
+
+// NoteDamage is for who looks into the payloads that Read gave it, and found
+// that those of the offsets from from up to next are damaged.
+func (l *Log) NoteDamage(from, next record.Offset, what string) {
+	v := l.view.Load()
+	_ = l.found(&CorruptError{Path: v.segments[v.find(from)].file.path, Position: -1, Offset: from, NextOffset: next, What: what})
+}
+
+// found notes the damage that a read met, and tells the owner of it once. It
+// returns err.
+func (l *Log) found(err error) error {
+	c, ok := errors.AsType[*CorruptError](err)
+	if !ok || c.Offset >= c.NextOffset {
+		return err
+	}
+	r := Range{c.Offset, c.NextOffset}
+	if len(clampRanges(l.Damage(), r.From, r.From+1)) > 0 {
+		return err
+	}
+	l.mu.Lock()
+	if cuts := l.cuts.Load(); cuts != l.seenCuts {
+		l.seen, l.seenCuts = nil, cuts
+	}
+	l.seen = addRange(l.seen, r)
+	l.mu.Unlock()
+
+	l.event(Event{Kind: EventDamage, Path: c.Path, Position: c.Position, Detail: fmt.Sprintf("offsets %d to %d: %s", r.From, r.To-1, c.What)})
+	return err
+}
 
 // SetHighWatermark remembers hw for the next checkpoint, and that is all.
 // Before the first call a checkpoint keeps the one it was opened with.

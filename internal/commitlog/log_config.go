@@ -132,7 +132,8 @@ const (
 	EventTailCut
 	// EventSetAside: a file that does not belong to the log was renamed.
 	EventSetAside
-	// EventDamage: bytes below the durable mark are damaged, and not served.
+	// EventDamage: bytes below the durable mark are damaged or gone, and not
+	// served.
 	EventDamage
 	// EventEnvelopeRepaired: the outer tag or length of a sound batch was
 	// damaged, and was written again.
@@ -172,7 +173,7 @@ type Event struct {
 	Kind EventKind
 	// Path is the file it is about.
 	Path string
-	// Position is where in that file, in bytes.
+	// Position is where in that file, in bytes; -1 when it is not known.
 	Position int64
 	// Detail says more, for people.
 	Detail string

@@ -28,7 +28,7 @@ func (l *Log) Read(dst []byte, from, end record.Offset) (n int, err error) {
 		n, err = l.read(dst, from, end)
 		return err
 	})
-	return n, err
+	return n, l.found(err)
 }
 
 // retry repeats a read for as long as the log changes under it: every change
@@ -79,11 +79,18 @@ func (l *Log) read(dst []byte, from, end record.Offset) (int, error) {
 		return 0, nil
 	}
 	for i := v.find(from); i < len(v.segments); i++ {
-		n, err := l.readSegment(v, i, dst, from, end, cuts)
-		if n > 0 || err != nil {
+		n, through, err := l.readSegment(v, i, dst, from, end, cuts)
+		if n > 0 || err != nil || !through {
 			return n, err
 		}
-		// There is nothing at or above from in this one.
+		if i+1 == len(v.segments) || from >= v.segments[i+1].base {
+			continue
+		}
+		if l.End() < logEnd {
+			return 0, errRetry // a truncation is under way, which lowers the end before the sizes
+		}
+		// A segment is made at the end of the one before it: that one has lost its end, or one between them is gone.
+		return 0, l.corruptError(v, i, v.segments[i].size.Load(), from, "no segment has them")
 	}
 	return 0, nil
 }
@@ -97,12 +104,13 @@ func (v *view) find(offset record.Offset) int {
 	return i
 }
 
-// readSegment is Read in one segment. n is 0 when it has nothing in the range.
-func (l *Log) readSegment(v *view, i int, dst []byte, from, end record.Offset, cuts uint64) (n int, err error) {
+// readSegment is Read in one segment. n is 0 when it has nothing in the range,
+// and through says that it has nothing after it either.
+func (l *Log) readSegment(v *view, i int, dst []byte, from, end record.Offset, cuts uint64) (n int, through bool, err error) {
 	s := v.segments[i]
 	f, err := s.file.acquire()
 	if err != nil {
-		return 0, l.missing(err, v, i)
+		return 0, false, l.missing(err, v, i)
 	}
 	defer s.file.release()
 
@@ -112,25 +120,25 @@ func (l *Log) readSegment(v *view, i int, dst []byte, from, end record.Offset, c
 		scan := scanner{file: f, size: size}
 		var need int
 		pos, need, err = l.locate(v, i, &scan, from, end)
-		if err != nil || pos < 0 {
-			return 0, err
+		if err != nil || need == 0 {
+			return 0, pos < 0, err
 		}
 		if need > len(dst) {
-			return 0, &ShortBufferError{Need: need}
+			return 0, false, &ShortBufferError{Need: need}
 		}
 	}
 	if pos > size {
-		return 0, errRetry
+		return 0, false, errRetry
 	}
 	got, err := f.ReadAt(dst[:min(int64(len(dst)), size-pos)], pos)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return 0, err
+		return 0, false, err
 	}
 	n, next, err := l.trim(v, i, dst[:got], pos, size, from, end)
 	if err == nil && n > 0 {
 		s.hints.put(next, pos+int64(n), cuts)
 	}
-	return n, err
+	return n, pos == size, err
 }
 
 // missing says what a segment file that is not there means: somebody else
@@ -142,8 +150,8 @@ func (l *Log) missing(err error, v *view, i int) error {
 	return err
 }
 
-// locate finds the first frame of segment i that reaches from, and its size.
-// pos is -1 when there is none below end.
+// locate finds the first frame of segment i that reaches from, and its size,
+// which is 0 when there is none below end; pos is -1 when there is none at all.
 func (l *Log) locate(v *view, i int, scan *scanner, from, end record.Offset) (pos int64, size int, err error) {
 	s := v.segments[i]
 	_ = s.learn(l) // for what it finds out about the index; the read says what else is wrong
@@ -166,7 +174,7 @@ func (l *Log) locate(v *view, i int, scan *scanner, from, end record.Offset) (po
 		}
 		if fr.Header.NextOffset() > from {
 			if fr.Header.BaseOffset >= end {
-				return -1, 0, nil
+				return pos, 0, nil
 			}
 			if fr.Header.BaseOffset <= from {
 				err = l.checkIndex(s, e, pos)

@@ -16,7 +16,7 @@ func (l *Log) OffsetForTime(ms int64, end record.Offset) (off record.Offset, tsM
 		off, tsMs, found, err = l.offsetForTime(ms, end)
 		return err
 	})
-	return off, tsMs, found, err
+	return off, tsMs, found, l.found(err)
 }
 
 func (l *Log) offsetForTime(ms int64, end record.Offset) (off record.Offset, tsMs int64, found bool, err error) {

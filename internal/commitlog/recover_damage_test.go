@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -388,5 +389,55 @@ func TestRecovery_indexOfASegmentSealedLate(t *testing.T) {
 	must(t, err)
 	if _, entries, whole, err := parseIndex(b, 0); err != nil || !whole || len(entries) == 0 {
 		t.Errorf("index of the sealed segment: %v, %v, %v", entries, whole, err)
+	}
+}
+
+// A sealed segment that is gone, or emptied, is below what a start reads. Its
+// offsets are not skipped: readers are told, once in the log, and go on behind
+// it.
+func TestRead_missingSegment(t *testing.T) {
+	for name, lose := range map[string]func(h *harness, base record.Offset){
+		"gone": func(h *harness, base record.Offset) {
+			must(t, h.mem.Remove(h.path(segmentName(base, logSuffix))))
+			must(t, h.mem.Remove(h.path(segmentName(base, indexSuffix))))
+		},
+		"emptied": func(h *harness, base record.Offset) { h.write(t, segmentName(base, logSuffix), nil) },
+	} {
+		for _, clean := range []bool{false, true} {
+			h := openWith(t, testConfig(), 40)
+			segments := h.log.view.Load().segments
+			gone := Range{segments[2].base, segments[3].base}
+			must(t, h.log.Close())
+			lose(h, gone.From)
+			var events []Event
+			l, rec, err := OpenLog(h.fault, testDir, h.cfg, OpenOptions{Clean: clean, Now: h.now, OnEvent: func(e Event) { events = append(events, e) }})
+			must(t, err)
+			if h.log = l; rec.End != h.m.end {
+				t.Fatalf("%s: the log ends at %d, want %d", name, rec.End, h.m.end)
+			}
+			for range 2 {
+				frames, lost := readWhole(t, l)
+				if diff := cmp.Diff([]Range{gone}, lost); diff != "" {
+					t.Fatalf("%s: lost:\n%s", name, diff)
+				}
+				want := append(h.m.from(0, gone.From), h.m.from(gone.To, h.m.end)...)
+				if !bytes.Equal(frames, want) {
+					t.Fatalf("%s: %d bytes were read, want %d", name, len(frames), len(want))
+				}
+			}
+			if _, err := l.Read(make([]byte, 4096), gone.To-1, gone.To); !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("%s: the last of them: %v", name, err)
+			}
+			if diff := cmp.Diff([]Range{gone}, l.Damage()); diff != "" {
+				t.Fatalf("%s: damage:\n%s", name, diff)
+			}
+			if n := len(slices.DeleteFunc(events, func(e Event) bool { return e.Kind != EventDamage })); n != 1 {
+				t.Fatalf("%s: damage was told %d times, want once: %+v", name, n, events)
+			}
+			must(t, l.TruncateTo(gone.From))
+			if d := l.Damage(); len(d) > 0 {
+				t.Fatalf("%s: damage after it was truncated: %v", name, d)
+			}
+		}
 	}
 }

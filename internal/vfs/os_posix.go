@@ -5,16 +5,59 @@ package vfs
 import (
 	"errors"
 	"os"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// A directory must be opened to be synced, and by then what is to be made
+// durable was done: that no descriptor is free must not be what fails it. So
+// one is kept for that.
+var spare struct { //nolint:gochecknoglobals // descriptors are the process's
+	once sync.Once
+	// turn is held by who uses the spare, and guards file.
+	turn chan struct{}
+	file *os.File // nil when it could not be had back
+}
+
+// Others may take a descriptor at the moment in which the spare one is given
+// up for it.
+const (
+	spareTries = 500
+	sparePause = 2 * time.Millisecond
+)
+
 func syncDir(name string) error {
+	spare.once.Do(func() {
+		spare.turn = make(chan struct{}, 1)
+		spare.file, _ = os.Open(os.DevNull)
+	})
 	d, err := os.Open(name)
+	if !IsTooManyFiles(err) {
+		if err != nil {
+			return err
+		}
+		return errors.Join(d.Sync(), d.Close())
+	}
+	spare.turn <- struct{}{}
+	defer func() { <-spare.turn }()
+
+	for try := 0; IsTooManyFiles(err) && try < spareTries; try++ {
+		if spare.file != nil {
+			_ = spare.file.Close() // nothing was written to it
+			spare.file = nil
+		} else {
+			<-time.NewTimer(sparePause).C // nobody tells when one is free
+		}
+		d, err = os.Open(name)
+	}
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	err = errors.Join(d.Sync(), d.Close())
+	spare.file, _ = os.Open(os.DevNull)
+	return err
 }
 
 // lockFile locks the open file, not the process: a second open of the same

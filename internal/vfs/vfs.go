@@ -43,7 +43,7 @@ type FS interface {
 	// Stat describes a file or directory; fs.ErrNotExist when there is none.
 	Stat(name string) (Info, error)
 	// SyncDir makes the entries of a directory durable: what was created,
-	// renamed and removed in it.
+	// renamed and removed in it. It needs no free file descriptor.
 	SyncDir(name string) error
 	// Lock takes an exclusive lock on name, a file made when missing and
 	// never removed, until the closer is closed or the process ends. It does

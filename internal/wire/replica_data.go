@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -66,7 +67,7 @@ func (d *ReplicaData) Encode(m *Message, pool mem.BufferPool, frames mem.Buffer)
 		whole.Free()
 	} else { // the topic id is longer than any
 		pool.Put(buf)
-		m.bufs = append(m.bufs, mem.SliceBuffer(append(p[:len(p):len(p)], b[replicaPrefix:]...)))
+		m.bufs = append(m.bufs, mem.SliceBuffer(append(slices.Clip(p), b[replicaPrefix:]...)))
 	}
 	if frames != nil {
 		m.bufs = append(m.bufs, frames)

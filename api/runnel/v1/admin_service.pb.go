@@ -196,6 +196,132 @@ func (HealthSeverity) EnumDescriptor() ([]byte, []int) {
 	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{2}
 }
 
+// What holds for a partition.
+type PartitionFilter int32
+
+const (
+	// Never sent.
+	PartitionFilter_PARTITION_FILTER_UNSPECIFIED PartitionFilter = 0
+	// It has no leader.
+	PartitionFilter_PARTITION_FILTER_OFFLINE PartitionFilter = 1
+	// Too few replicas are in sync for a write with acks ALL.
+	PartitionFilter_PARTITION_FILTER_UNDER_MIN_ISR PartitionFilter = 2
+	// Not all replicas are in sync.
+	PartitionFilter_PARTITION_FILTER_UNDER_REPLICATED PartitionFilter = 3
+	// Its leader is not the first of its replicas.
+	PartitionFilter_PARTITION_FILTER_NOT_PREFERRED PartitionFilter = 4
+	// No replica is known to be complete: it waits for all that may be the best.
+	PartitionFilter_PARTITION_FILTER_RECOVERY_PENDING PartitionFilter = 5
+)
+
+// Enum value maps for PartitionFilter.
+var (
+	PartitionFilter_name = map[int32]string{
+		0: "PARTITION_FILTER_UNSPECIFIED",
+		1: "PARTITION_FILTER_OFFLINE",
+		2: "PARTITION_FILTER_UNDER_MIN_ISR",
+		3: "PARTITION_FILTER_UNDER_REPLICATED",
+		4: "PARTITION_FILTER_NOT_PREFERRED",
+		5: "PARTITION_FILTER_RECOVERY_PENDING",
+	}
+	PartitionFilter_value = map[string]int32{
+		"PARTITION_FILTER_UNSPECIFIED":      0,
+		"PARTITION_FILTER_OFFLINE":          1,
+		"PARTITION_FILTER_UNDER_MIN_ISR":    2,
+		"PARTITION_FILTER_UNDER_REPLICATED": 3,
+		"PARTITION_FILTER_NOT_PREFERRED":    4,
+		"PARTITION_FILTER_RECOVERY_PENDING": 5,
+	}
+)
+
+func (x PartitionFilter) Enum() *PartitionFilter {
+	p := new(PartitionFilter)
+	*p = x
+	return p
+}
+
+func (x PartitionFilter) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PartitionFilter) Descriptor() protoreflect.EnumDescriptor {
+	return file_runnel_v1_admin_service_proto_enumTypes[3].Descriptor()
+}
+
+func (PartitionFilter) Type() protoreflect.EnumType {
+	return &file_runnel_v1_admin_service_proto_enumTypes[3]
+}
+
+func (x PartitionFilter) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PartitionFilter.Descriptor instead.
+func (PartitionFilter) EnumDescriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{3}
+}
+
+// What a partition's record says of a copy.
+type CopyRole int32
+
+const (
+	// Never sent.
+	CopyRole_COPY_ROLE_UNSPECIFIED CopyRole = 0
+	// In sync.
+	CopyRole_COPY_ROLE_IN_SYNC CopyRole = 1
+	// Not in sync, yet complete.
+	CopyRole_COPY_ROLE_ELIGIBLE CopyRole = 2
+	// It was in sync and may have lost records.
+	CopyRole_COPY_ROLE_LAST_KNOWN CopyRole = 3
+	// It was behind.
+	CopyRole_COPY_ROLE_BEHIND CopyRole = 4
+)
+
+// Enum value maps for CopyRole.
+var (
+	CopyRole_name = map[int32]string{
+		0: "COPY_ROLE_UNSPECIFIED",
+		1: "COPY_ROLE_IN_SYNC",
+		2: "COPY_ROLE_ELIGIBLE",
+		3: "COPY_ROLE_LAST_KNOWN",
+		4: "COPY_ROLE_BEHIND",
+	}
+	CopyRole_value = map[string]int32{
+		"COPY_ROLE_UNSPECIFIED": 0,
+		"COPY_ROLE_IN_SYNC":     1,
+		"COPY_ROLE_ELIGIBLE":    2,
+		"COPY_ROLE_LAST_KNOWN":  3,
+		"COPY_ROLE_BEHIND":      4,
+	}
+)
+
+func (x CopyRole) Enum() *CopyRole {
+	p := new(CopyRole)
+	*p = x
+	return p
+}
+
+func (x CopyRole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CopyRole) Descriptor() protoreflect.EnumDescriptor {
+	return file_runnel_v1_admin_service_proto_enumTypes[4].Descriptor()
+}
+
+func (CopyRole) Type() protoreflect.EnumType {
+	return &file_runnel_v1_admin_service_proto_enumTypes[4]
+}
+
+func (x CopyRole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CopyRole.Descriptor instead.
+func (CopyRole) EnumDescriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{4}
+}
+
 // Asks for topics.
 type CreateTopicsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2821,6 +2947,662 @@ func (x *HealthFinding) GetMessage() string {
 	return ""
 }
 
+// Asks for a page of partitions.
+type ListPartitionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that any of them holds for; none: all.
+	Filters []PartitionFilter `protobuf:"varint,1,rep,packed,name=filters,proto3,enum=runnel.v1.PartitionFilter" json:"filters,omitempty"`
+	// Of this topic; empty: of all, internal ones included.
+	Topic string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	// At most as many; absent: 1000, at most 10000.
+	PageSize *int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3,oneof" json:"page_size,omitempty"`
+	// From the answer before; empty: the first page.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPartitionsRequest) Reset() {
+	*x = ListPartitionsRequest{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPartitionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPartitionsRequest) ProtoMessage() {}
+
+func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
+func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListPartitionsRequest) GetFilters() []PartitionFilter {
+	if x != nil {
+		return x.Filters
+	}
+	return nil
+}
+
+func (x *ListPartitionsRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ListPartitionsRequest) GetPageSize() int32 {
+	if x != nil && x.PageSize != nil {
+		return *x.PageSize
+	}
+	return 0
+}
+
+func (x *ListPartitionsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// The answer.
+type ListPartitionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of topic names and partition numbers.
+	Partitions []*PartitionListing `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	// For the next page; empty: there is none.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPartitionsResponse) Reset() {
+	*x = ListPartitionsResponse{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPartitionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPartitionsResponse) ProtoMessage() {}
+
+func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
+func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ListPartitionsResponse) GetPartitions() []*PartitionListing {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *ListPartitionsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// One partition of a listing.
+type PartitionListing struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of its topic.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Id of its topic.
+	TopicId string `protobuf:"bytes,2,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// Its number, from 0.
+	Partition *int32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// The leader's broker id; absent: none at present.
+	Leader *int32 `protobuf:"varint,4,opt,name=leader,proto3,oneof" json:"leader,omitempty"`
+	// Rises with every choice or loss of a leader.
+	LeaderEpoch *int64 `protobuf:"varint,5,opt,name=leader_epoch,json=leaderEpoch,proto3,oneof" json:"leader_epoch,omitempty"`
+	// Broker ids that hold a copy, in order of preference.
+	Replicas []int32 `protobuf:"varint,6,rep,packed,name=replicas,proto3" json:"replicas,omitempty"`
+	// Broker ids in sync.
+	Isr []int32 `protobuf:"varint,7,rep,packed,name=isr,proto3" json:"isr,omitempty"`
+	// Broker ids that may also be elected.
+	Elr []int32 `protobuf:"varint,8,rep,packed,name=elr,proto3" json:"elr,omitempty"`
+	// Broker ids that were in sync and may have lost records.
+	LastKnown []int32 `protobuf:"varint,9,rep,packed,name=last_known,json=lastKnown,proto3" json:"last_known,omitempty"`
+	// In-sync replicas needed before a write with acks ALL is taken.
+	MinIsr        *int32 `protobuf:"varint,10,opt,name=min_isr,json=minIsr,proto3,oneof" json:"min_isr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartitionListing) Reset() {
+	*x = PartitionListing{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartitionListing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartitionListing) ProtoMessage() {}
+
+func (x *PartitionListing) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartitionListing.ProtoReflect.Descriptor instead.
+func (*PartitionListing) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *PartitionListing) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PartitionListing) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *PartitionListing) GetPartition() int32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *PartitionListing) GetLeader() int32 {
+	if x != nil && x.Leader != nil {
+		return *x.Leader
+	}
+	return 0
+}
+
+func (x *PartitionListing) GetLeaderEpoch() int64 {
+	if x != nil && x.LeaderEpoch != nil {
+		return *x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *PartitionListing) GetReplicas() []int32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *PartitionListing) GetIsr() []int32 {
+	if x != nil {
+		return x.Isr
+	}
+	return nil
+}
+
+func (x *PartitionListing) GetElr() []int32 {
+	if x != nil {
+		return x.Elr
+	}
+	return nil
+}
+
+func (x *PartitionListing) GetLastKnown() []int32 {
+	if x != nil {
+		return x.LastKnown
+	}
+	return nil
+}
+
+func (x *PartitionListing) GetMinIsr() int32 {
+	if x != nil && x.MinIsr != nil {
+		return *x.MinIsr
+	}
+	return 0
+}
+
+// Asks to elect what is left.
+type RecoverPartitionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic name.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// When set, a topic of that name with another id is refused.
+	TopicId *string `protobuf:"bytes,2,opt,name=topic_id,json=topicId,proto3,oneof" json:"topic_id,omitempty"`
+	// The partition.
+	Partition *int32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// Broker whose copy to take; absent: the copy with the most recent records.
+	FromBrokerId *int32 `protobuf:"varint,4,opt,name=from_broker_id,json=fromBrokerId,proto3,oneof" json:"from_broker_id,omitempty"`
+	// Show the copies and what would be elected, and elect nothing.
+	DryRun bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// How long to wait until the brokers know of it; absent: 10 s.
+	Timeout       *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverPartitionRequest) Reset() {
+	*x = RecoverPartitionRequest{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverPartitionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverPartitionRequest) ProtoMessage() {}
+
+func (x *RecoverPartitionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverPartitionRequest.ProtoReflect.Descriptor instead.
+func (*RecoverPartitionRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *RecoverPartitionRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *RecoverPartitionRequest) GetTopicId() string {
+	if x != nil && x.TopicId != nil {
+		return *x.TopicId
+	}
+	return ""
+}
+
+func (x *RecoverPartitionRequest) GetPartition() int32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *RecoverPartitionRequest) GetFromBrokerId() int32 {
+	if x != nil && x.FromBrokerId != nil {
+		return *x.FromBrokerId
+	}
+	return 0
+}
+
+func (x *RecoverPartitionRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RecoverPartitionRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// The answer.
+type RecoverPartitionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In order of preference.
+	Copies []*PartitionCopy `protobuf:"bytes,1,rep,name=copies,proto3" json:"copies,omitempty"`
+	// The broker that was, or would be, elected.
+	Leader *int32 `protobuf:"varint,2,opt,name=leader,proto3,oneof" json:"leader,omitempty"`
+	// Its leader epoch; absent after a dry run.
+	LeaderEpoch *int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3,oneof" json:"leader_epoch,omitempty"`
+	// True when every broker in service knew of it before the answer; absent after a dry run.
+	Applied       *bool `protobuf:"varint,4,opt,name=applied,proto3,oneof" json:"applied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverPartitionResponse) Reset() {
+	*x = RecoverPartitionResponse{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverPartitionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverPartitionResponse) ProtoMessage() {}
+
+func (x *RecoverPartitionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverPartitionResponse.ProtoReflect.Descriptor instead.
+func (*RecoverPartitionResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *RecoverPartitionResponse) GetCopies() []*PartitionCopy {
+	if x != nil {
+		return x.Copies
+	}
+	return nil
+}
+
+func (x *RecoverPartitionResponse) GetLeader() int32 {
+	if x != nil && x.Leader != nil {
+		return *x.Leader
+	}
+	return 0
+}
+
+func (x *RecoverPartitionResponse) GetLeaderEpoch() int64 {
+	if x != nil && x.LeaderEpoch != nil {
+		return *x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *RecoverPartitionResponse) GetApplied() bool {
+	if x != nil && x.Applied != nil {
+		return *x.Applied
+	}
+	return false
+}
+
+// A broker's copy of a partition, as its last recovery found it when its broker came to the present controller.
+type PartitionCopy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose.
+	BrokerId *int32 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3,oneof" json:"broker_id,omitempty"`
+	// What the broker may do; a copy is electable only when it is active.
+	State BrokerState `protobuf:"varint,2,opt,name=state,proto3,enum=runnel.v1.BrokerState" json:"state,omitempty"`
+	// What the partition's record says of the copy.
+	Role CopyRole `protobuf:"varint,3,opt,name=role,proto3,enum=runnel.v1.CopyRole" json:"role,omitempty"`
+	// When the figures below were reported; absent with them: not since the present controller is active.
+	ReportedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=reported_at,json=reportedAt,proto3" json:"reported_at,omitempty"`
+	// True when nothing that it acknowledged can be missing.
+	Intact *bool `protobuf:"varint,5,opt,name=intact,proto3,oneof" json:"intact,omitempty"`
+	// Leader epoch of its last record.
+	LastEpoch *int64 `protobuf:"varint,6,opt,name=last_epoch,json=lastEpoch,proto3,oneof" json:"last_epoch,omitempty"`
+	// The next offset it would write.
+	LogEndOffset *int64 `protobuf:"varint,7,opt,name=log_end_offset,json=logEndOffset,proto3,oneof" json:"log_end_offset,omitempty"`
+	// First offset that it did not know to be committed.
+	HighWatermark *int64 `protobuf:"varint,8,opt,name=high_watermark,json=highWatermark,proto3,oneof" json:"high_watermark,omitempty"`
+	// Records that were certainly committed and that it lacks, as far as the reported copies tell. At least as many are lost when it is elected.
+	MissingCommitted *int64 `protobuf:"varint,9,opt,name=missing_committed,json=missingCommitted,proto3,oneof" json:"missing_committed,omitempty"`
+	// Records that the longest of the reported copies has beyond it, committed or not.
+	MissingRecords *int64 `protobuf:"varint,10,opt,name=missing_records,json=missingRecords,proto3,oneof" json:"missing_records,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PartitionCopy) Reset() {
+	*x = PartitionCopy{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartitionCopy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartitionCopy) ProtoMessage() {}
+
+func (x *PartitionCopy) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartitionCopy.ProtoReflect.Descriptor instead.
+func (*PartitionCopy) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *PartitionCopy) GetBrokerId() int32 {
+	if x != nil && x.BrokerId != nil {
+		return *x.BrokerId
+	}
+	return 0
+}
+
+func (x *PartitionCopy) GetState() BrokerState {
+	if x != nil {
+		return x.State
+	}
+	return BrokerState_BROKER_STATE_UNSPECIFIED
+}
+
+func (x *PartitionCopy) GetRole() CopyRole {
+	if x != nil {
+		return x.Role
+	}
+	return CopyRole_COPY_ROLE_UNSPECIFIED
+}
+
+func (x *PartitionCopy) GetReportedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReportedAt
+	}
+	return nil
+}
+
+func (x *PartitionCopy) GetIntact() bool {
+	if x != nil && x.Intact != nil {
+		return *x.Intact
+	}
+	return false
+}
+
+func (x *PartitionCopy) GetLastEpoch() int64 {
+	if x != nil && x.LastEpoch != nil {
+		return *x.LastEpoch
+	}
+	return 0
+}
+
+func (x *PartitionCopy) GetLogEndOffset() int64 {
+	if x != nil && x.LogEndOffset != nil {
+		return *x.LogEndOffset
+	}
+	return 0
+}
+
+func (x *PartitionCopy) GetHighWatermark() int64 {
+	if x != nil && x.HighWatermark != nil {
+		return *x.HighWatermark
+	}
+	return 0
+}
+
+func (x *PartitionCopy) GetMissingCommitted() int64 {
+	if x != nil && x.MissingCommitted != nil {
+		return *x.MissingCommitted
+	}
+	return 0
+}
+
+func (x *PartitionCopy) GetMissingRecords() int64 {
+	if x != nil && x.MissingRecords != nil {
+		return *x.MissingRecords
+	}
+	return 0
+}
+
+// Asks to take a broker out of service.
+type FenceBrokerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	BrokerId *int32 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3,oneof" json:"broker_id,omitempty"`
+	// How long to wait until the other brokers know of it; absent: 10 s.
+	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceBrokerRequest) Reset() {
+	*x = FenceBrokerRequest{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceBrokerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceBrokerRequest) ProtoMessage() {}
+
+func (x *FenceBrokerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceBrokerRequest.ProtoReflect.Descriptor instead.
+func (*FenceBrokerRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *FenceBrokerRequest) GetBrokerId() int32 {
+	if x != nil && x.BrokerId != nil {
+		return *x.BrokerId
+	}
+	return 0
+}
+
+func (x *FenceBrokerRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// The answer.
+type FenceBrokerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The registration that is out of service for good.
+	BrokerEpoch *int64 `protobuf:"varint,1,opt,name=broker_epoch,json=brokerEpoch,proto3,oneof" json:"broker_epoch,omitempty"`
+	// True when every broker in service knew of it before the answer.
+	Applied       *bool `protobuf:"varint,2,opt,name=applied,proto3,oneof" json:"applied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceBrokerResponse) Reset() {
+	*x = FenceBrokerResponse{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceBrokerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceBrokerResponse) ProtoMessage() {}
+
+func (x *FenceBrokerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceBrokerResponse.ProtoReflect.Descriptor instead.
+func (*FenceBrokerResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *FenceBrokerResponse) GetBrokerEpoch() int64 {
+	if x != nil && x.BrokerEpoch != nil {
+		return *x.BrokerEpoch
+	}
+	return 0
+}
+
+func (x *FenceBrokerResponse) GetApplied() bool {
+	if x != nil && x.Applied != nil {
+		return *x.Applied
+	}
+	return false
+}
+
 var File_runnel_v1_admin_service_proto protoreflect.FileDescriptor
 
 const file_runnel_v1_admin_service_proto_rawDesc = "" +
@@ -3088,7 +3870,92 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\bseverity\x18\x01 \x01(\x0e2\x19.runnel.v1.HealthSeverityR\bseverity\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage*|\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\xb2\x01\n" +
+	"\x15ListPartitionsRequest\x124\n" +
+	"\afilters\x18\x01 \x03(\x0e2\x1a.runnel.v1.PartitionFilterR\afilters\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12 \n" +
+	"\tpage_size\x18\x03 \x01(\x05H\x00R\bpageSize\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageTokenB\f\n" +
+	"\n" +
+	"_page_size\"}\n" +
+	"\x16ListPartitionsResponse\x12;\n" +
+	"\n" +
+	"partitions\x18\x01 \x03(\v2\x1b.runnel.v1.PartitionListingR\n" +
+	"partitions\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xde\x02\n" +
+	"\x10PartitionListing\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\btopic_id\x18\x02 \x01(\tR\atopicId\x12!\n" +
+	"\tpartition\x18\x03 \x01(\x05H\x00R\tpartition\x88\x01\x01\x12\x1b\n" +
+	"\x06leader\x18\x04 \x01(\x05H\x01R\x06leader\x88\x01\x01\x12&\n" +
+	"\fleader_epoch\x18\x05 \x01(\x03H\x02R\vleaderEpoch\x88\x01\x01\x12\x1a\n" +
+	"\breplicas\x18\x06 \x03(\x05R\breplicas\x12\x10\n" +
+	"\x03isr\x18\a \x03(\x05R\x03isr\x12\x10\n" +
+	"\x03elr\x18\b \x03(\x05R\x03elr\x12\x1d\n" +
+	"\n" +
+	"last_known\x18\t \x03(\x05R\tlastKnown\x12\x1c\n" +
+	"\amin_isr\x18\n" +
+	" \x01(\x05H\x03R\x06minIsr\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partitionB\t\n" +
+	"\a_leaderB\x0f\n" +
+	"\r_leader_epochB\n" +
+	"\n" +
+	"\b_min_isr\"\x99\x02\n" +
+	"\x17RecoverPartitionRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
+	"\btopic_id\x18\x02 \x01(\tH\x00R\atopicId\x88\x01\x01\x12!\n" +
+	"\tpartition\x18\x03 \x01(\x05H\x01R\tpartition\x88\x01\x01\x12)\n" +
+	"\x0efrom_broker_id\x18\x04 \x01(\x05H\x02R\ffromBrokerId\x88\x01\x01\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\v\n" +
+	"\t_topic_idB\f\n" +
+	"\n" +
+	"_partitionB\x11\n" +
+	"\x0f_from_broker_id\"\xd8\x01\n" +
+	"\x18RecoverPartitionResponse\x120\n" +
+	"\x06copies\x18\x01 \x03(\v2\x18.runnel.v1.PartitionCopyR\x06copies\x12\x1b\n" +
+	"\x06leader\x18\x02 \x01(\x05H\x00R\x06leader\x88\x01\x01\x12&\n" +
+	"\fleader_epoch\x18\x03 \x01(\x03H\x01R\vleaderEpoch\x88\x01\x01\x12\x1d\n" +
+	"\aapplied\x18\x04 \x01(\bH\x02R\aapplied\x88\x01\x01B\t\n" +
+	"\a_leaderB\x0f\n" +
+	"\r_leader_epochB\n" +
+	"\n" +
+	"\b_applied\"\xb5\x04\n" +
+	"\rPartitionCopy\x12 \n" +
+	"\tbroker_id\x18\x01 \x01(\x05H\x00R\bbrokerId\x88\x01\x01\x12,\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x16.runnel.v1.BrokerStateR\x05state\x12'\n" +
+	"\x04role\x18\x03 \x01(\x0e2\x13.runnel.v1.CopyRoleR\x04role\x12;\n" +
+	"\vreported_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"reportedAt\x12\x1b\n" +
+	"\x06intact\x18\x05 \x01(\bH\x01R\x06intact\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"last_epoch\x18\x06 \x01(\x03H\x02R\tlastEpoch\x88\x01\x01\x12)\n" +
+	"\x0elog_end_offset\x18\a \x01(\x03H\x03R\flogEndOffset\x88\x01\x01\x12*\n" +
+	"\x0ehigh_watermark\x18\b \x01(\x03H\x04R\rhighWatermark\x88\x01\x01\x120\n" +
+	"\x11missing_committed\x18\t \x01(\x03H\x05R\x10missingCommitted\x88\x01\x01\x12,\n" +
+	"\x0fmissing_records\x18\n" +
+	" \x01(\x03H\x06R\x0emissingRecords\x88\x01\x01B\f\n" +
+	"\n" +
+	"_broker_idB\t\n" +
+	"\a_intactB\r\n" +
+	"\v_last_epochB\x11\n" +
+	"\x0f_log_end_offsetB\x11\n" +
+	"\x0f_high_watermarkB\x14\n" +
+	"\x12_missing_committedB\x12\n" +
+	"\x10_missing_records\"y\n" +
+	"\x12FenceBrokerRequest\x12 \n" +
+	"\tbroker_id\x18\x01 \x01(\x05H\x00R\bbrokerId\x88\x01\x01\x123\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\f\n" +
+	"\n" +
+	"_broker_id\"y\n" +
+	"\x13FenceBrokerResponse\x12&\n" +
+	"\fbroker_epoch\x18\x01 \x01(\x03H\x00R\vbrokerEpoch\x88\x01\x01\x12\x1d\n" +
+	"\aapplied\x18\x02 \x01(\bH\x01R\aapplied\x88\x01\x01B\x0f\n" +
+	"\r_broker_epochB\n" +
+	"\n" +
+	"\b_applied*|\n" +
 	"\fConfigSource\x12\x1d\n" +
 	"\x19CONFIG_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CONFIG_SOURCE_DEFAULT\x10\x01\x12\x19\n" +
@@ -3103,7 +3970,20 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\x1bHEALTH_SEVERITY_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14HEALTH_SEVERITY_INFO\x10\x01\x12\x1b\n" +
 	"\x17HEALTH_SEVERITY_WARNING\x10\x02\x12\x1c\n" +
-	"\x18HEALTH_SEVERITY_CRITICAL\x10\x032\xb6\a\n" +
+	"\x18HEALTH_SEVERITY_CRITICAL\x10\x03*\xe7\x01\n" +
+	"\x0fPartitionFilter\x12 \n" +
+	"\x1cPARTITION_FILTER_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18PARTITION_FILTER_OFFLINE\x10\x01\x12\"\n" +
+	"\x1ePARTITION_FILTER_UNDER_MIN_ISR\x10\x02\x12%\n" +
+	"!PARTITION_FILTER_UNDER_REPLICATED\x10\x03\x12\"\n" +
+	"\x1ePARTITION_FILTER_NOT_PREFERRED\x10\x04\x12%\n" +
+	"!PARTITION_FILTER_RECOVERY_PENDING\x10\x05*\x84\x01\n" +
+	"\bCopyRole\x12\x19\n" +
+	"\x15COPY_ROLE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11COPY_ROLE_IN_SYNC\x10\x01\x12\x16\n" +
+	"\x12COPY_ROLE_ELIGIBLE\x10\x02\x12\x18\n" +
+	"\x14COPY_ROLE_LAST_KNOWN\x10\x03\x12\x14\n" +
+	"\x10COPY_ROLE_BEHIND\x10\x042\xb8\t\n" +
 	"\fAdminService\x12O\n" +
 	"\fCreateTopics\x12\x1e.runnel.v1.CreateTopicsRequest\x1a\x1f.runnel.v1.CreateTopicsResponse\x12O\n" +
 	"\fDeleteTopics\x12\x1e.runnel.v1.DeleteTopicsRequest\x1a\x1f.runnel.v1.DeleteTopicsResponse\x12^\n" +
@@ -3116,7 +3996,10 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\rDeleteRecords\x12\x1f.runnel.v1.DeleteRecordsRequest\x1a .runnel.v1.DeleteRecordsResponse\x12L\n" +
 	"\vListOffsets\x12\x1d.runnel.v1.ListOffsetsRequest\x1a\x1e.runnel.v1.ListOffsetsResponse\x12X\n" +
 	"\x0fDescribeCluster\x12!.runnel.v1.DescribeClusterRequest\x1a\".runnel.v1.DescribeClusterResponse\x12L\n" +
-	"\vCheckHealth\x12\x1d.runnel.v1.CheckHealthRequest\x1a\x1e.runnel.v1.CheckHealthResponseBO\n" +
+	"\vCheckHealth\x12\x1d.runnel.v1.CheckHealthRequest\x1a\x1e.runnel.v1.CheckHealthResponse\x12U\n" +
+	"\x0eListPartitions\x12 .runnel.v1.ListPartitionsRequest\x1a!.runnel.v1.ListPartitionsResponse\x12[\n" +
+	"\x10RecoverPartition\x12\".runnel.v1.RecoverPartitionRequest\x1a#.runnel.v1.RecoverPartitionResponse\x12L\n" +
+	"\vFenceBroker\x12\x1d.runnel.v1.FenceBrokerRequest\x1a\x1e.runnel.v1.FenceBrokerResponseBO\n" +
 	"\fio.runnel.v1P\x01Z1github.com/runnelmq/runnel/api/runnel/v1;runnelv1\xaa\x02\tRunnel.V1b\x06proto3"
 
 var (
@@ -3131,122 +4014,146 @@ func file_runnel_v1_admin_service_proto_rawDescGZIP() []byte {
 	return file_runnel_v1_admin_service_proto_rawDescData
 }
 
-var file_runnel_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_runnel_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_runnel_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_runnel_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_runnel_v1_admin_service_proto_goTypes = []any{
 	(ConfigSource)(0),                   // 0: runnel.v1.ConfigSource
 	(BrokerState)(0),                    // 1: runnel.v1.BrokerState
 	(HealthSeverity)(0),                 // 2: runnel.v1.HealthSeverity
-	(*CreateTopicsRequest)(nil),         // 3: runnel.v1.CreateTopicsRequest
-	(*NewTopic)(nil),                    // 4: runnel.v1.NewTopic
-	(*CreateTopicsResponse)(nil),        // 5: runnel.v1.CreateTopicsResponse
-	(*CreateTopicResult)(nil),           // 6: runnel.v1.CreateTopicResult
-	(*DeleteTopicsRequest)(nil),         // 7: runnel.v1.DeleteTopicsRequest
-	(*TopicRef)(nil),                    // 8: runnel.v1.TopicRef
-	(*DeleteTopicsResponse)(nil),        // 9: runnel.v1.DeleteTopicsResponse
-	(*DeleteTopicResult)(nil),           // 10: runnel.v1.DeleteTopicResult
-	(*AlterTopicConfigsRequest)(nil),    // 11: runnel.v1.AlterTopicConfigsRequest
-	(*AlterTopicConfigsResponse)(nil),   // 12: runnel.v1.AlterTopicConfigsResponse
-	(*AddPartitionsRequest)(nil),        // 13: runnel.v1.AddPartitionsRequest
-	(*AddPartitionsResponse)(nil),       // 14: runnel.v1.AddPartitionsResponse
-	(*ListTopicsRequest)(nil),           // 15: runnel.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),          // 16: runnel.v1.ListTopicsResponse
-	(*TopicListing)(nil),                // 17: runnel.v1.TopicListing
-	(*DescribeTopicsRequest)(nil),       // 18: runnel.v1.DescribeTopicsRequest
-	(*DescribeTopicsResponse)(nil),      // 19: runnel.v1.DescribeTopicsResponse
-	(*TopicDescription)(nil),            // 20: runnel.v1.TopicDescription
-	(*ConfigEntry)(nil),                 // 21: runnel.v1.ConfigEntry
-	(*PartitionDescription)(nil),        // 22: runnel.v1.PartitionDescription
-	(*ListTopicConfigKeysRequest)(nil),  // 23: runnel.v1.ListTopicConfigKeysRequest
-	(*ListTopicConfigKeysResponse)(nil), // 24: runnel.v1.ListTopicConfigKeysResponse
-	(*ConfigKey)(nil),                   // 25: runnel.v1.ConfigKey
-	(*DeleteRecordsRequest)(nil),        // 26: runnel.v1.DeleteRecordsRequest
-	(*DeleteRecordsPartition)(nil),      // 27: runnel.v1.DeleteRecordsPartition
-	(*DeleteRecordsResponse)(nil),       // 28: runnel.v1.DeleteRecordsResponse
-	(*DeleteRecordsResult)(nil),         // 29: runnel.v1.DeleteRecordsResult
-	(*ListOffsetsRequest)(nil),          // 30: runnel.v1.ListOffsetsRequest
-	(*OffsetQuery)(nil),                 // 31: runnel.v1.OffsetQuery
-	(*ListOffsetsResponse)(nil),         // 32: runnel.v1.ListOffsetsResponse
-	(*OffsetAnswer)(nil),                // 33: runnel.v1.OffsetAnswer
-	(*DescribeClusterRequest)(nil),      // 34: runnel.v1.DescribeClusterRequest
-	(*DescribeClusterResponse)(nil),     // 35: runnel.v1.DescribeClusterResponse
-	(*BrokerDescription)(nil),           // 36: runnel.v1.BrokerDescription
-	(*CheckHealthRequest)(nil),          // 37: runnel.v1.CheckHealthRequest
-	(*CheckHealthResponse)(nil),         // 38: runnel.v1.CheckHealthResponse
-	(*HealthFinding)(nil),               // 39: runnel.v1.HealthFinding
-	nil,                                 // 40: runnel.v1.NewTopic.ConfigsEntry
-	nil,                                 // 41: runnel.v1.AlterTopicConfigsRequest.SetEntry
-	(*durationpb.Duration)(nil),         // 42: google.protobuf.Duration
-	(*ItemError)(nil),                   // 43: runnel.v1.ItemError
-	(Position)(0),                       // 44: runnel.v1.Position
-	(*timestamppb.Timestamp)(nil),       // 45: google.protobuf.Timestamp
-	(Isolation)(0),                      // 46: runnel.v1.Isolation
+	(PartitionFilter)(0),                // 3: runnel.v1.PartitionFilter
+	(CopyRole)(0),                       // 4: runnel.v1.CopyRole
+	(*CreateTopicsRequest)(nil),         // 5: runnel.v1.CreateTopicsRequest
+	(*NewTopic)(nil),                    // 6: runnel.v1.NewTopic
+	(*CreateTopicsResponse)(nil),        // 7: runnel.v1.CreateTopicsResponse
+	(*CreateTopicResult)(nil),           // 8: runnel.v1.CreateTopicResult
+	(*DeleteTopicsRequest)(nil),         // 9: runnel.v1.DeleteTopicsRequest
+	(*TopicRef)(nil),                    // 10: runnel.v1.TopicRef
+	(*DeleteTopicsResponse)(nil),        // 11: runnel.v1.DeleteTopicsResponse
+	(*DeleteTopicResult)(nil),           // 12: runnel.v1.DeleteTopicResult
+	(*AlterTopicConfigsRequest)(nil),    // 13: runnel.v1.AlterTopicConfigsRequest
+	(*AlterTopicConfigsResponse)(nil),   // 14: runnel.v1.AlterTopicConfigsResponse
+	(*AddPartitionsRequest)(nil),        // 15: runnel.v1.AddPartitionsRequest
+	(*AddPartitionsResponse)(nil),       // 16: runnel.v1.AddPartitionsResponse
+	(*ListTopicsRequest)(nil),           // 17: runnel.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),          // 18: runnel.v1.ListTopicsResponse
+	(*TopicListing)(nil),                // 19: runnel.v1.TopicListing
+	(*DescribeTopicsRequest)(nil),       // 20: runnel.v1.DescribeTopicsRequest
+	(*DescribeTopicsResponse)(nil),      // 21: runnel.v1.DescribeTopicsResponse
+	(*TopicDescription)(nil),            // 22: runnel.v1.TopicDescription
+	(*ConfigEntry)(nil),                 // 23: runnel.v1.ConfigEntry
+	(*PartitionDescription)(nil),        // 24: runnel.v1.PartitionDescription
+	(*ListTopicConfigKeysRequest)(nil),  // 25: runnel.v1.ListTopicConfigKeysRequest
+	(*ListTopicConfigKeysResponse)(nil), // 26: runnel.v1.ListTopicConfigKeysResponse
+	(*ConfigKey)(nil),                   // 27: runnel.v1.ConfigKey
+	(*DeleteRecordsRequest)(nil),        // 28: runnel.v1.DeleteRecordsRequest
+	(*DeleteRecordsPartition)(nil),      // 29: runnel.v1.DeleteRecordsPartition
+	(*DeleteRecordsResponse)(nil),       // 30: runnel.v1.DeleteRecordsResponse
+	(*DeleteRecordsResult)(nil),         // 31: runnel.v1.DeleteRecordsResult
+	(*ListOffsetsRequest)(nil),          // 32: runnel.v1.ListOffsetsRequest
+	(*OffsetQuery)(nil),                 // 33: runnel.v1.OffsetQuery
+	(*ListOffsetsResponse)(nil),         // 34: runnel.v1.ListOffsetsResponse
+	(*OffsetAnswer)(nil),                // 35: runnel.v1.OffsetAnswer
+	(*DescribeClusterRequest)(nil),      // 36: runnel.v1.DescribeClusterRequest
+	(*DescribeClusterResponse)(nil),     // 37: runnel.v1.DescribeClusterResponse
+	(*BrokerDescription)(nil),           // 38: runnel.v1.BrokerDescription
+	(*CheckHealthRequest)(nil),          // 39: runnel.v1.CheckHealthRequest
+	(*CheckHealthResponse)(nil),         // 40: runnel.v1.CheckHealthResponse
+	(*HealthFinding)(nil),               // 41: runnel.v1.HealthFinding
+	(*ListPartitionsRequest)(nil),       // 42: runnel.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil),      // 43: runnel.v1.ListPartitionsResponse
+	(*PartitionListing)(nil),            // 44: runnel.v1.PartitionListing
+	(*RecoverPartitionRequest)(nil),     // 45: runnel.v1.RecoverPartitionRequest
+	(*RecoverPartitionResponse)(nil),    // 46: runnel.v1.RecoverPartitionResponse
+	(*PartitionCopy)(nil),               // 47: runnel.v1.PartitionCopy
+	(*FenceBrokerRequest)(nil),          // 48: runnel.v1.FenceBrokerRequest
+	(*FenceBrokerResponse)(nil),         // 49: runnel.v1.FenceBrokerResponse
+	nil,                                 // 50: runnel.v1.NewTopic.ConfigsEntry
+	nil,                                 // 51: runnel.v1.AlterTopicConfigsRequest.SetEntry
+	(*durationpb.Duration)(nil),         // 52: google.protobuf.Duration
+	(*ItemError)(nil),                   // 53: runnel.v1.ItemError
+	(Position)(0),                       // 54: runnel.v1.Position
+	(*timestamppb.Timestamp)(nil),       // 55: google.protobuf.Timestamp
+	(Isolation)(0),                      // 56: runnel.v1.Isolation
 }
 var file_runnel_v1_admin_service_proto_depIdxs = []int32{
-	4,  // 0: runnel.v1.CreateTopicsRequest.topics:type_name -> runnel.v1.NewTopic
-	42, // 1: runnel.v1.CreateTopicsRequest.timeout:type_name -> google.protobuf.Duration
-	40, // 2: runnel.v1.NewTopic.configs:type_name -> runnel.v1.NewTopic.ConfigsEntry
-	6,  // 3: runnel.v1.CreateTopicsResponse.results:type_name -> runnel.v1.CreateTopicResult
-	43, // 4: runnel.v1.CreateTopicResult.error:type_name -> runnel.v1.ItemError
-	8,  // 5: runnel.v1.DeleteTopicsRequest.topics:type_name -> runnel.v1.TopicRef
-	42, // 6: runnel.v1.DeleteTopicsRequest.timeout:type_name -> google.protobuf.Duration
-	10, // 7: runnel.v1.DeleteTopicsResponse.results:type_name -> runnel.v1.DeleteTopicResult
-	43, // 8: runnel.v1.DeleteTopicResult.error:type_name -> runnel.v1.ItemError
-	41, // 9: runnel.v1.AlterTopicConfigsRequest.set:type_name -> runnel.v1.AlterTopicConfigsRequest.SetEntry
-	42, // 10: runnel.v1.AlterTopicConfigsRequest.timeout:type_name -> google.protobuf.Duration
-	21, // 11: runnel.v1.AlterTopicConfigsResponse.configs:type_name -> runnel.v1.ConfigEntry
-	42, // 12: runnel.v1.AddPartitionsRequest.timeout:type_name -> google.protobuf.Duration
-	17, // 13: runnel.v1.ListTopicsResponse.topics:type_name -> runnel.v1.TopicListing
-	8,  // 14: runnel.v1.DescribeTopicsRequest.topics:type_name -> runnel.v1.TopicRef
-	20, // 15: runnel.v1.DescribeTopicsResponse.topics:type_name -> runnel.v1.TopicDescription
-	21, // 16: runnel.v1.TopicDescription.configs:type_name -> runnel.v1.ConfigEntry
-	22, // 17: runnel.v1.TopicDescription.partitions:type_name -> runnel.v1.PartitionDescription
-	43, // 18: runnel.v1.TopicDescription.error:type_name -> runnel.v1.ItemError
+	6,  // 0: runnel.v1.CreateTopicsRequest.topics:type_name -> runnel.v1.NewTopic
+	52, // 1: runnel.v1.CreateTopicsRequest.timeout:type_name -> google.protobuf.Duration
+	50, // 2: runnel.v1.NewTopic.configs:type_name -> runnel.v1.NewTopic.ConfigsEntry
+	8,  // 3: runnel.v1.CreateTopicsResponse.results:type_name -> runnel.v1.CreateTopicResult
+	53, // 4: runnel.v1.CreateTopicResult.error:type_name -> runnel.v1.ItemError
+	10, // 5: runnel.v1.DeleteTopicsRequest.topics:type_name -> runnel.v1.TopicRef
+	52, // 6: runnel.v1.DeleteTopicsRequest.timeout:type_name -> google.protobuf.Duration
+	12, // 7: runnel.v1.DeleteTopicsResponse.results:type_name -> runnel.v1.DeleteTopicResult
+	53, // 8: runnel.v1.DeleteTopicResult.error:type_name -> runnel.v1.ItemError
+	51, // 9: runnel.v1.AlterTopicConfigsRequest.set:type_name -> runnel.v1.AlterTopicConfigsRequest.SetEntry
+	52, // 10: runnel.v1.AlterTopicConfigsRequest.timeout:type_name -> google.protobuf.Duration
+	23, // 11: runnel.v1.AlterTopicConfigsResponse.configs:type_name -> runnel.v1.ConfigEntry
+	52, // 12: runnel.v1.AddPartitionsRequest.timeout:type_name -> google.protobuf.Duration
+	19, // 13: runnel.v1.ListTopicsResponse.topics:type_name -> runnel.v1.TopicListing
+	10, // 14: runnel.v1.DescribeTopicsRequest.topics:type_name -> runnel.v1.TopicRef
+	22, // 15: runnel.v1.DescribeTopicsResponse.topics:type_name -> runnel.v1.TopicDescription
+	23, // 16: runnel.v1.TopicDescription.configs:type_name -> runnel.v1.ConfigEntry
+	24, // 17: runnel.v1.TopicDescription.partitions:type_name -> runnel.v1.PartitionDescription
+	53, // 18: runnel.v1.TopicDescription.error:type_name -> runnel.v1.ItemError
 	0,  // 19: runnel.v1.ConfigEntry.source:type_name -> runnel.v1.ConfigSource
-	43, // 20: runnel.v1.PartitionDescription.error:type_name -> runnel.v1.ItemError
-	25, // 21: runnel.v1.ListTopicConfigKeysResponse.keys:type_name -> runnel.v1.ConfigKey
-	27, // 22: runnel.v1.DeleteRecordsRequest.partitions:type_name -> runnel.v1.DeleteRecordsPartition
-	42, // 23: runnel.v1.DeleteRecordsRequest.timeout:type_name -> google.protobuf.Duration
-	29, // 24: runnel.v1.DeleteRecordsResponse.results:type_name -> runnel.v1.DeleteRecordsResult
-	43, // 25: runnel.v1.DeleteRecordsResult.error:type_name -> runnel.v1.ItemError
-	31, // 26: runnel.v1.ListOffsetsRequest.queries:type_name -> runnel.v1.OffsetQuery
-	44, // 27: runnel.v1.OffsetQuery.position:type_name -> runnel.v1.Position
-	45, // 28: runnel.v1.OffsetQuery.timestamp:type_name -> google.protobuf.Timestamp
-	46, // 29: runnel.v1.OffsetQuery.isolation:type_name -> runnel.v1.Isolation
-	33, // 30: runnel.v1.ListOffsetsResponse.offsets:type_name -> runnel.v1.OffsetAnswer
-	45, // 31: runnel.v1.OffsetAnswer.timestamp:type_name -> google.protobuf.Timestamp
-	43, // 32: runnel.v1.OffsetAnswer.error:type_name -> runnel.v1.ItemError
-	36, // 33: runnel.v1.DescribeClusterResponse.brokers:type_name -> runnel.v1.BrokerDescription
+	53, // 20: runnel.v1.PartitionDescription.error:type_name -> runnel.v1.ItemError
+	27, // 21: runnel.v1.ListTopicConfigKeysResponse.keys:type_name -> runnel.v1.ConfigKey
+	29, // 22: runnel.v1.DeleteRecordsRequest.partitions:type_name -> runnel.v1.DeleteRecordsPartition
+	52, // 23: runnel.v1.DeleteRecordsRequest.timeout:type_name -> google.protobuf.Duration
+	31, // 24: runnel.v1.DeleteRecordsResponse.results:type_name -> runnel.v1.DeleteRecordsResult
+	53, // 25: runnel.v1.DeleteRecordsResult.error:type_name -> runnel.v1.ItemError
+	33, // 26: runnel.v1.ListOffsetsRequest.queries:type_name -> runnel.v1.OffsetQuery
+	54, // 27: runnel.v1.OffsetQuery.position:type_name -> runnel.v1.Position
+	55, // 28: runnel.v1.OffsetQuery.timestamp:type_name -> google.protobuf.Timestamp
+	56, // 29: runnel.v1.OffsetQuery.isolation:type_name -> runnel.v1.Isolation
+	35, // 30: runnel.v1.ListOffsetsResponse.offsets:type_name -> runnel.v1.OffsetAnswer
+	55, // 31: runnel.v1.OffsetAnswer.timestamp:type_name -> google.protobuf.Timestamp
+	53, // 32: runnel.v1.OffsetAnswer.error:type_name -> runnel.v1.ItemError
+	38, // 33: runnel.v1.DescribeClusterResponse.brokers:type_name -> runnel.v1.BrokerDescription
 	1,  // 34: runnel.v1.BrokerDescription.state:type_name -> runnel.v1.BrokerState
-	39, // 35: runnel.v1.CheckHealthResponse.findings:type_name -> runnel.v1.HealthFinding
+	41, // 35: runnel.v1.CheckHealthResponse.findings:type_name -> runnel.v1.HealthFinding
 	2,  // 36: runnel.v1.HealthFinding.severity:type_name -> runnel.v1.HealthSeverity
-	3,  // 37: runnel.v1.AdminService.CreateTopics:input_type -> runnel.v1.CreateTopicsRequest
-	7,  // 38: runnel.v1.AdminService.DeleteTopics:input_type -> runnel.v1.DeleteTopicsRequest
-	11, // 39: runnel.v1.AdminService.AlterTopicConfigs:input_type -> runnel.v1.AlterTopicConfigsRequest
-	13, // 40: runnel.v1.AdminService.AddPartitions:input_type -> runnel.v1.AddPartitionsRequest
-	15, // 41: runnel.v1.AdminService.ListTopics:input_type -> runnel.v1.ListTopicsRequest
-	18, // 42: runnel.v1.AdminService.DescribeTopics:input_type -> runnel.v1.DescribeTopicsRequest
-	23, // 43: runnel.v1.AdminService.ListTopicConfigKeys:input_type -> runnel.v1.ListTopicConfigKeysRequest
-	26, // 44: runnel.v1.AdminService.DeleteRecords:input_type -> runnel.v1.DeleteRecordsRequest
-	30, // 45: runnel.v1.AdminService.ListOffsets:input_type -> runnel.v1.ListOffsetsRequest
-	34, // 46: runnel.v1.AdminService.DescribeCluster:input_type -> runnel.v1.DescribeClusterRequest
-	37, // 47: runnel.v1.AdminService.CheckHealth:input_type -> runnel.v1.CheckHealthRequest
-	5,  // 48: runnel.v1.AdminService.CreateTopics:output_type -> runnel.v1.CreateTopicsResponse
-	9,  // 49: runnel.v1.AdminService.DeleteTopics:output_type -> runnel.v1.DeleteTopicsResponse
-	12, // 50: runnel.v1.AdminService.AlterTopicConfigs:output_type -> runnel.v1.AlterTopicConfigsResponse
-	14, // 51: runnel.v1.AdminService.AddPartitions:output_type -> runnel.v1.AddPartitionsResponse
-	16, // 52: runnel.v1.AdminService.ListTopics:output_type -> runnel.v1.ListTopicsResponse
-	19, // 53: runnel.v1.AdminService.DescribeTopics:output_type -> runnel.v1.DescribeTopicsResponse
-	24, // 54: runnel.v1.AdminService.ListTopicConfigKeys:output_type -> runnel.v1.ListTopicConfigKeysResponse
-	28, // 55: runnel.v1.AdminService.DeleteRecords:output_type -> runnel.v1.DeleteRecordsResponse
-	32, // 56: runnel.v1.AdminService.ListOffsets:output_type -> runnel.v1.ListOffsetsResponse
-	35, // 57: runnel.v1.AdminService.DescribeCluster:output_type -> runnel.v1.DescribeClusterResponse
-	38, // 58: runnel.v1.AdminService.CheckHealth:output_type -> runnel.v1.CheckHealthResponse
-	48, // [48:59] is the sub-list for method output_type
-	37, // [37:48] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	3,  // 37: runnel.v1.ListPartitionsRequest.filters:type_name -> runnel.v1.PartitionFilter
+	44, // 38: runnel.v1.ListPartitionsResponse.partitions:type_name -> runnel.v1.PartitionListing
+	52, // 39: runnel.v1.RecoverPartitionRequest.timeout:type_name -> google.protobuf.Duration
+	47, // 40: runnel.v1.RecoverPartitionResponse.copies:type_name -> runnel.v1.PartitionCopy
+	1,  // 41: runnel.v1.PartitionCopy.state:type_name -> runnel.v1.BrokerState
+	4,  // 42: runnel.v1.PartitionCopy.role:type_name -> runnel.v1.CopyRole
+	55, // 43: runnel.v1.PartitionCopy.reported_at:type_name -> google.protobuf.Timestamp
+	52, // 44: runnel.v1.FenceBrokerRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 45: runnel.v1.AdminService.CreateTopics:input_type -> runnel.v1.CreateTopicsRequest
+	9,  // 46: runnel.v1.AdminService.DeleteTopics:input_type -> runnel.v1.DeleteTopicsRequest
+	13, // 47: runnel.v1.AdminService.AlterTopicConfigs:input_type -> runnel.v1.AlterTopicConfigsRequest
+	15, // 48: runnel.v1.AdminService.AddPartitions:input_type -> runnel.v1.AddPartitionsRequest
+	17, // 49: runnel.v1.AdminService.ListTopics:input_type -> runnel.v1.ListTopicsRequest
+	20, // 50: runnel.v1.AdminService.DescribeTopics:input_type -> runnel.v1.DescribeTopicsRequest
+	25, // 51: runnel.v1.AdminService.ListTopicConfigKeys:input_type -> runnel.v1.ListTopicConfigKeysRequest
+	28, // 52: runnel.v1.AdminService.DeleteRecords:input_type -> runnel.v1.DeleteRecordsRequest
+	32, // 53: runnel.v1.AdminService.ListOffsets:input_type -> runnel.v1.ListOffsetsRequest
+	36, // 54: runnel.v1.AdminService.DescribeCluster:input_type -> runnel.v1.DescribeClusterRequest
+	39, // 55: runnel.v1.AdminService.CheckHealth:input_type -> runnel.v1.CheckHealthRequest
+	42, // 56: runnel.v1.AdminService.ListPartitions:input_type -> runnel.v1.ListPartitionsRequest
+	45, // 57: runnel.v1.AdminService.RecoverPartition:input_type -> runnel.v1.RecoverPartitionRequest
+	48, // 58: runnel.v1.AdminService.FenceBroker:input_type -> runnel.v1.FenceBrokerRequest
+	7,  // 59: runnel.v1.AdminService.CreateTopics:output_type -> runnel.v1.CreateTopicsResponse
+	11, // 60: runnel.v1.AdminService.DeleteTopics:output_type -> runnel.v1.DeleteTopicsResponse
+	14, // 61: runnel.v1.AdminService.AlterTopicConfigs:output_type -> runnel.v1.AlterTopicConfigsResponse
+	16, // 62: runnel.v1.AdminService.AddPartitions:output_type -> runnel.v1.AddPartitionsResponse
+	18, // 63: runnel.v1.AdminService.ListTopics:output_type -> runnel.v1.ListTopicsResponse
+	21, // 64: runnel.v1.AdminService.DescribeTopics:output_type -> runnel.v1.DescribeTopicsResponse
+	26, // 65: runnel.v1.AdminService.ListTopicConfigKeys:output_type -> runnel.v1.ListTopicConfigKeysResponse
+	30, // 66: runnel.v1.AdminService.DeleteRecords:output_type -> runnel.v1.DeleteRecordsResponse
+	34, // 67: runnel.v1.AdminService.ListOffsets:output_type -> runnel.v1.ListOffsetsResponse
+	37, // 68: runnel.v1.AdminService.DescribeCluster:output_type -> runnel.v1.DescribeClusterResponse
+	40, // 69: runnel.v1.AdminService.CheckHealth:output_type -> runnel.v1.CheckHealthResponse
+	43, // 70: runnel.v1.AdminService.ListPartitions:output_type -> runnel.v1.ListPartitionsResponse
+	46, // 71: runnel.v1.AdminService.RecoverPartition:output_type -> runnel.v1.RecoverPartitionResponse
+	49, // 72: runnel.v1.AdminService.FenceBroker:output_type -> runnel.v1.FenceBrokerResponse
+	59, // [59:73] is the sub-list for method output_type
+	45, // [45:59] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_runnel_v1_admin_service_proto_init() }
@@ -3279,13 +4186,20 @@ func file_runnel_v1_admin_service_proto_init() {
 	file_runnel_v1_admin_service_proto_msgTypes[32].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[33].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[35].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[37].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[39].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[40].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[41].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[42].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[43].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[44].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_v1_admin_service_proto_rawDesc), len(file_runnel_v1_admin_service_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   39,
+			NumEnums:      5,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,9 @@ const (
 	AdminService_ListOffsets_FullMethodName         = "/runnel.v1.AdminService/ListOffsets"
 	AdminService_DescribeCluster_FullMethodName     = "/runnel.v1.AdminService/DescribeCluster"
 	AdminService_CheckHealth_FullMethodName         = "/runnel.v1.AdminService/CheckHealth"
+	AdminService_ListPartitions_FullMethodName      = "/runnel.v1.AdminService/ListPartitions"
+	AdminService_RecoverPartition_FullMethodName    = "/runnel.v1.AdminService/RecoverPartition"
+	AdminService_FenceBroker_FullMethodName         = "/runnel.v1.AdminService/FenceBroker"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -62,6 +65,13 @@ type AdminServiceClient interface {
 	DescribeCluster(ctx context.Context, in *DescribeClusterRequest, opts ...grpc.CallOption) (*DescribeClusterResponse, error)
 	// Tells what is wrong or will be.
 	CheckHealth(ctx context.Context, in *CheckHealthRequest, opts ...grpc.CallOption) (*CheckHealthResponse, error)
+	// Lists partitions, such as those that are offline, in pages.
+	ListPartitions(ctx context.Context, in *ListPartitionsRequest, opts ...grpc.CallOption) (*ListPartitionsResponse, error)
+	// Elects the best copy that is there, or the one named, for a partition without a leader; first shows what would be lost. The last resort: replicas
+	// that come back later lose what that copy lacks.
+	RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error)
+	// Takes a broker out of service until its process is started anew.
+	FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error)
 }
 
 type adminServiceClient struct {
@@ -182,6 +192,36 @@ func (c *adminServiceClient) CheckHealth(ctx context.Context, in *CheckHealthReq
 	return out, nil
 }
 
+func (c *adminServiceClient) ListPartitions(ctx context.Context, in *ListPartitionsRequest, opts ...grpc.CallOption) (*ListPartitionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPartitionsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListPartitions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecoverPartitionResponse)
+	err := c.cc.Invoke(ctx, AdminService_RecoverPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FenceBrokerResponse)
+	err := c.cc.Invoke(ctx, AdminService_FenceBroker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -210,6 +250,13 @@ type AdminServiceServer interface {
 	DescribeCluster(context.Context, *DescribeClusterRequest) (*DescribeClusterResponse, error)
 	// Tells what is wrong or will be.
 	CheckHealth(context.Context, *CheckHealthRequest) (*CheckHealthResponse, error)
+	// Lists partitions, such as those that are offline, in pages.
+	ListPartitions(context.Context, *ListPartitionsRequest) (*ListPartitionsResponse, error)
+	// Elects the best copy that is there, or the one named, for a partition without a leader; first shows what would be lost. The last resort: replicas
+	// that come back later lose what that copy lacks.
+	RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error)
+	// Takes a broker out of service until its process is started anew.
+	FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -252,6 +299,15 @@ func (UnimplementedAdminServiceServer) DescribeCluster(context.Context, *Describ
 }
 func (UnimplementedAdminServiceServer) CheckHealth(context.Context, *CheckHealthRequest) (*CheckHealthResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckHealth not implemented")
+}
+func (UnimplementedAdminServiceServer) ListPartitions(context.Context, *ListPartitionsRequest) (*ListPartitionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPartitions not implemented")
+}
+func (UnimplementedAdminServiceServer) RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RecoverPartition not implemented")
+}
+func (UnimplementedAdminServiceServer) FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FenceBroker not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -472,6 +528,60 @@ func _AdminService_CheckHealth_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListPartitions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPartitionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListPartitions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListPartitions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListPartitions(ctx, req.(*ListPartitionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_RecoverPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecoverPartitionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).RecoverPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_RecoverPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).RecoverPartition(ctx, req.(*RecoverPartitionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_FenceBroker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FenceBrokerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).FenceBroker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_FenceBroker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).FenceBroker(ctx, req.(*FenceBrokerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -522,6 +632,18 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CheckHealth",
 			Handler:    _AdminService_CheckHealth_Handler,
+		},
+		{
+			MethodName: "ListPartitions",
+			Handler:    _AdminService_ListPartitions_Handler,
+		},
+		{
+			MethodName: "RecoverPartition",
+			Handler:    _AdminService_RecoverPartition_Handler,
+		},
+		{
+			MethodName: "FenceBroker",
+			Handler:    _AdminService_FenceBroker_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -47,6 +47,9 @@ type Controller struct {
 	applied   int64
 	leaving   int
 	ended     int // sessions ended by a half-close
+	proposals []*controllerv1.IsrProposal
+	asked     []*controllerv1.LeadershipRequest
+	released  []*controllerv1.Released
 	condition *controllerv1.BrokerHeartbeat
 	changed   chan struct{} // closed when any of it changes
 }
@@ -106,6 +109,9 @@ type Heard struct {
 	Leaving   int
 	Ended     int // sessions that were ended in an orderly way
 	Sessions  int // open now
+	Proposals []*controllerv1.IsrProposal
+	Asked     []*controllerv1.LeadershipRequest
+	Released  []*controllerv1.Released
 	Last      *controllerv1.BrokerHeartbeat
 }
 
@@ -121,6 +127,7 @@ func (c *Controller) heardLocked() Heard {
 	return Heard{
 		Registers: slices.Clone(c.registers), Reports: slices.Clone(c.reports), Reported: c.reported, Removed: slices.Clone(c.removed),
 		Applied: c.applied, Leaving: c.leaving, Ended: c.ended, Sessions: len(c.sessions), Last: c.condition,
+		Proposals: slices.Clone(c.proposals), Asked: slices.Clone(c.asked), Released: slices.Clone(c.released),
 	}
 }
 
@@ -206,11 +213,29 @@ func (c *Controller) Break(err error) {
 
 // MayDrain tells every broker that it may drain.
 func (c *Controller) MayDrain() {
+	c.tell(&controllerv1.SessionResponse{Event: &controllerv1.SessionResponse_MayDrain{MayDrain: &controllerv1.MayDrain{}}})
+}
+
+// Reject tells every broker that a proposal was not carried out.
+func (c *Controller) Reject(r *controllerv1.IsrRejection) {
+	c.tell(&controllerv1.SessionResponse{Event: &controllerv1.SessionResponse_Rejections{
+		Rejections: &controllerv1.IsrRejections{Rejections: []*controllerv1.IsrRejection{r}},
+	}})
+}
+
+// HandOver asks every broker to give a leadership away.
+func (c *Controller) HandOver(h *controllerv1.HandOver) {
+	c.tell(&controllerv1.SessionResponse{Event: &controllerv1.SessionResponse_HandOver{HandOver: h}})
+}
+
+// tell sends a message over every session.
+func (c *Controller) tell(m *controllerv1.SessionResponse) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	m.ControllerEpoch = c.epoch
 	for s := range c.sessions {
-		s.push(&controllerv1.SessionResponse{ControllerEpoch: c.epoch, Event: &controllerv1.SessionResponse_MayDrain{MayDrain: &controllerv1.MayDrain{}}})
+		s.push(m)
 	}
 }
 
@@ -354,6 +379,12 @@ func (c *Controller) take(s *session, m *controllerv1.SessionRequest) {
 			c.removed = append(c.removed, m.GetRemoved().GetTopicIds()...)
 		case m.GetShuttingDown() != nil:
 			c.leaving++
+		case m.GetProposals() != nil:
+			c.proposals = append(c.proposals, m.GetProposals().GetProposals()...)
+		case m.GetLeadership() != nil:
+			c.asked = append(c.asked, m.GetLeadership())
+		case m.GetReleased() != nil:
+			c.released = append(c.released, m.GetReleased())
 		}
 	})
 }

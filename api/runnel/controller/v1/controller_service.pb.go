@@ -2278,6 +2278,208 @@ func (x *AddPartitionsResponse) GetResponse() *v1.AddPartitionsResponse {
 	return nil
 }
 
+// See runnel.v1.
+type RecoverPartitionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request.
+	Request *v1.RecoverPartitionRequest `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// Who asked the broker.
+	Principal     string `protobuf:"bytes,2,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverPartitionRequest) Reset() {
+	*x = RecoverPartitionRequest{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverPartitionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverPartitionRequest) ProtoMessage() {}
+
+func (x *RecoverPartitionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverPartitionRequest.ProtoReflect.Descriptor instead.
+func (*RecoverPartitionRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RecoverPartitionRequest) GetRequest() *v1.RecoverPartitionRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *RecoverPartitionRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+// See runnel.v1.
+type RecoverPartitionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Response      *v1.RecoverPartitionResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverPartitionResponse) Reset() {
+	*x = RecoverPartitionResponse{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverPartitionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverPartitionResponse) ProtoMessage() {}
+
+func (x *RecoverPartitionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverPartitionResponse.ProtoReflect.Descriptor instead.
+func (*RecoverPartitionResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *RecoverPartitionResponse) GetResponse() *v1.RecoverPartitionResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+// See runnel.v1.
+type FenceBrokerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request.
+	Request *v1.FenceBrokerRequest `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// Who asked the broker.
+	Principal     string `protobuf:"bytes,2,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceBrokerRequest) Reset() {
+	*x = FenceBrokerRequest{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceBrokerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceBrokerRequest) ProtoMessage() {}
+
+func (x *FenceBrokerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceBrokerRequest.ProtoReflect.Descriptor instead.
+func (*FenceBrokerRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *FenceBrokerRequest) GetRequest() *v1.FenceBrokerRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *FenceBrokerRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+// See runnel.v1.
+type FenceBrokerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Response      *v1.FenceBrokerResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceBrokerResponse) Reset() {
+	*x = FenceBrokerResponse{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceBrokerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceBrokerResponse) ProtoMessage() {}
+
+func (x *FenceBrokerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceBrokerResponse.ProtoReflect.Descriptor instead.
+func (*FenceBrokerResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *FenceBrokerResponse) GetResponse() *v1.FenceBrokerResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
 var File_runnel_controller_v1_controller_service_proto protoreflect.FileDescriptor
 
 const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
@@ -2420,19 +2622,31 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\v2\x1f.runnel.v1.AddPartitionsRequestR\arequest\x12\x1c\n" +
 	"\tprincipal\x18\x02 \x01(\tR\tprincipal\"U\n" +
 	"\x15AddPartitionsResponse\x12<\n" +
-	"\bresponse\x18\x01 \x01(\v2 .runnel.v1.AddPartitionsResponseR\bresponse*z\n" +
+	"\bresponse\x18\x01 \x01(\v2 .runnel.v1.AddPartitionsResponseR\bresponse\"u\n" +
+	"\x17RecoverPartitionRequest\x12<\n" +
+	"\arequest\x18\x01 \x01(\v2\".runnel.v1.RecoverPartitionRequestR\arequest\x12\x1c\n" +
+	"\tprincipal\x18\x02 \x01(\tR\tprincipal\"[\n" +
+	"\x18RecoverPartitionResponse\x12?\n" +
+	"\bresponse\x18\x01 \x01(\v2#.runnel.v1.RecoverPartitionResponseR\bresponse\"k\n" +
+	"\x12FenceBrokerRequest\x127\n" +
+	"\arequest\x18\x01 \x01(\v2\x1d.runnel.v1.FenceBrokerRequestR\arequest\x12\x1c\n" +
+	"\tprincipal\x18\x02 \x01(\tR\tprincipal\"Q\n" +
+	"\x13FenceBrokerResponse\x12:\n" +
+	"\bresponse\x18\x01 \x01(\v2\x1e.runnel.v1.FenceBrokerResponseR\bresponse*z\n" +
 	"\fReplicaShape\x12\x1d\n" +
 	"\x19REPLICA_SHAPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REPLICA_SHAPE_INTACT\x10\x01\x12\x19\n" +
 	"\x15REPLICA_SHAPE_SUSPECT\x10\x02\x12\x16\n" +
-	"\x12REPLICA_SHAPE_LOST\x10\x032\xf4\x04\n" +
+	"\x12REPLICA_SHAPE_LOST\x10\x032\xcb\x06\n" +
 	"\x11ControllerService\x12Z\n" +
 	"\aSession\x12$.runnel.controller.v1.SessionRequest\x1a%.runnel.controller.v1.SessionResponse(\x010\x01\x12U\n" +
 	"\x06Attend\x12#.runnel.controller.v1.AttendRequest\x1a$.runnel.controller.v1.AttendResponse0\x01\x12e\n" +
 	"\fCreateTopics\x12).runnel.controller.v1.CreateTopicsRequest\x1a*.runnel.controller.v1.CreateTopicsResponse\x12e\n" +
 	"\fDeleteTopics\x12).runnel.controller.v1.DeleteTopicsRequest\x1a*.runnel.controller.v1.DeleteTopicsResponse\x12t\n" +
 	"\x11AlterTopicConfigs\x12..runnel.controller.v1.AlterTopicConfigsRequest\x1a/.runnel.controller.v1.AlterTopicConfigsResponse\x12h\n" +
-	"\rAddPartitions\x12*.runnel.controller.v1.AddPartitionsRequest\x1a+.runnel.controller.v1.AddPartitionsResponseBBZ@github.com/runnelmq/runnel/api/runnel/controller/v1;controllerv1b\x06proto3"
+	"\rAddPartitions\x12*.runnel.controller.v1.AddPartitionsRequest\x1a+.runnel.controller.v1.AddPartitionsResponse\x12q\n" +
+	"\x10RecoverPartition\x12-.runnel.controller.v1.RecoverPartitionRequest\x1a..runnel.controller.v1.RecoverPartitionResponse\x12b\n" +
+	"\vFenceBroker\x12(.runnel.controller.v1.FenceBrokerRequest\x1a).runnel.controller.v1.FenceBrokerResponseBBZ@github.com/runnelmq/runnel/api/runnel/controller/v1;controllerv1b\x06proto3"
 
 var (
 	file_runnel_controller_v1_controller_service_proto_rawDescOnce sync.Once
@@ -2447,7 +2661,7 @@ func file_runnel_controller_v1_controller_service_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_controller_v1_controller_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(ReplicaShape)(0),                    // 0: runnel.controller.v1.ReplicaShape
 	(*AttendRequest)(nil),                // 1: runnel.controller.v1.AttendRequest
@@ -2482,18 +2696,26 @@ var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(*AlterTopicConfigsResponse)(nil),    // 30: runnel.controller.v1.AlterTopicConfigsResponse
 	(*AddPartitionsRequest)(nil),         // 31: runnel.controller.v1.AddPartitionsRequest
 	(*AddPartitionsResponse)(nil),        // 32: runnel.controller.v1.AddPartitionsResponse
-	(*BrokerRecord)(nil),                 // 33: runnel.controller.v1.BrokerRecord
-	(*durationpb.Duration)(nil),          // 34: google.protobuf.Duration
-	(*TopicRecord)(nil),                  // 35: runnel.controller.v1.TopicRecord
-	(*PartitionRecord)(nil),              // 36: runnel.controller.v1.PartitionRecord
-	(*v1.CreateTopicsRequest)(nil),       // 37: runnel.v1.CreateTopicsRequest
-	(*v1.CreateTopicsResponse)(nil),      // 38: runnel.v1.CreateTopicsResponse
-	(*v1.DeleteTopicsRequest)(nil),       // 39: runnel.v1.DeleteTopicsRequest
-	(*v1.DeleteTopicsResponse)(nil),      // 40: runnel.v1.DeleteTopicsResponse
-	(*v1.AlterTopicConfigsRequest)(nil),  // 41: runnel.v1.AlterTopicConfigsRequest
-	(*v1.AlterTopicConfigsResponse)(nil), // 42: runnel.v1.AlterTopicConfigsResponse
-	(*v1.AddPartitionsRequest)(nil),      // 43: runnel.v1.AddPartitionsRequest
-	(*v1.AddPartitionsResponse)(nil),     // 44: runnel.v1.AddPartitionsResponse
+	(*RecoverPartitionRequest)(nil),      // 33: runnel.controller.v1.RecoverPartitionRequest
+	(*RecoverPartitionResponse)(nil),     // 34: runnel.controller.v1.RecoverPartitionResponse
+	(*FenceBrokerRequest)(nil),           // 35: runnel.controller.v1.FenceBrokerRequest
+	(*FenceBrokerResponse)(nil),          // 36: runnel.controller.v1.FenceBrokerResponse
+	(*BrokerRecord)(nil),                 // 37: runnel.controller.v1.BrokerRecord
+	(*durationpb.Duration)(nil),          // 38: google.protobuf.Duration
+	(*TopicRecord)(nil),                  // 39: runnel.controller.v1.TopicRecord
+	(*PartitionRecord)(nil),              // 40: runnel.controller.v1.PartitionRecord
+	(*v1.CreateTopicsRequest)(nil),       // 41: runnel.v1.CreateTopicsRequest
+	(*v1.CreateTopicsResponse)(nil),      // 42: runnel.v1.CreateTopicsResponse
+	(*v1.DeleteTopicsRequest)(nil),       // 43: runnel.v1.DeleteTopicsRequest
+	(*v1.DeleteTopicsResponse)(nil),      // 44: runnel.v1.DeleteTopicsResponse
+	(*v1.AlterTopicConfigsRequest)(nil),  // 45: runnel.v1.AlterTopicConfigsRequest
+	(*v1.AlterTopicConfigsResponse)(nil), // 46: runnel.v1.AlterTopicConfigsResponse
+	(*v1.AddPartitionsRequest)(nil),      // 47: runnel.v1.AddPartitionsRequest
+	(*v1.AddPartitionsResponse)(nil),     // 48: runnel.v1.AddPartitionsResponse
+	(*v1.RecoverPartitionRequest)(nil),   // 49: runnel.v1.RecoverPartitionRequest
+	(*v1.RecoverPartitionResponse)(nil),  // 50: runnel.v1.RecoverPartitionResponse
+	(*v1.FenceBrokerRequest)(nil),        // 51: runnel.v1.FenceBrokerRequest
+	(*v1.FenceBrokerResponse)(nil),       // 52: runnel.v1.FenceBrokerResponse
 }
 var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	5,  // 0: runnel.controller.v1.SessionRequest.register:type_name -> runnel.controller.v1.Register
@@ -2511,43 +2733,51 @@ var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	16, // 12: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
 	20, // 13: runnel.controller.v1.SessionResponse.rejections:type_name -> runnel.controller.v1.IsrRejections
 	23, // 14: runnel.controller.v1.SessionResponse.hand_over:type_name -> runnel.controller.v1.HandOver
-	33, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
-	34, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
+	37, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
+	38, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
 	10, // 17: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
 	0,  // 18: runnel.controller.v1.ReplicaReport.shape:type_name -> runnel.controller.v1.ReplicaShape
 	13, // 19: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
 	13, // 20: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
-	33, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
-	35, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
-	36, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
+	37, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
+	39, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
+	40, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
 	18, // 24: runnel.controller.v1.IsrProposals.proposals:type_name -> runnel.controller.v1.IsrProposal
 	19, // 25: runnel.controller.v1.IsrProposal.isr:type_name -> runnel.controller.v1.IsrMember
 	21, // 26: runnel.controller.v1.IsrRejections.rejections:type_name -> runnel.controller.v1.IsrRejection
-	37, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
-	38, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
-	39, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
-	40, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
-	41, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
-	42, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
-	43, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
-	44, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
-	3,  // 35: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
-	1,  // 36: runnel.controller.v1.ControllerService.Attend:input_type -> runnel.controller.v1.AttendRequest
-	25, // 37: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
-	27, // 38: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
-	29, // 39: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
-	31, // 40: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
-	4,  // 41: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
-	2,  // 42: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
-	26, // 43: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
-	28, // 44: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
-	30, // 45: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
-	32, // 46: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
-	41, // [41:47] is the sub-list for method output_type
-	35, // [35:41] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	41, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
+	42, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
+	43, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
+	44, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
+	45, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
+	46, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
+	47, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
+	48, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
+	49, // 35: runnel.controller.v1.RecoverPartitionRequest.request:type_name -> runnel.v1.RecoverPartitionRequest
+	50, // 36: runnel.controller.v1.RecoverPartitionResponse.response:type_name -> runnel.v1.RecoverPartitionResponse
+	51, // 37: runnel.controller.v1.FenceBrokerRequest.request:type_name -> runnel.v1.FenceBrokerRequest
+	52, // 38: runnel.controller.v1.FenceBrokerResponse.response:type_name -> runnel.v1.FenceBrokerResponse
+	3,  // 39: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
+	1,  // 40: runnel.controller.v1.ControllerService.Attend:input_type -> runnel.controller.v1.AttendRequest
+	25, // 41: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
+	27, // 42: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
+	29, // 43: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
+	31, // 44: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
+	33, // 45: runnel.controller.v1.ControllerService.RecoverPartition:input_type -> runnel.controller.v1.RecoverPartitionRequest
+	35, // 46: runnel.controller.v1.ControllerService.FenceBroker:input_type -> runnel.controller.v1.FenceBrokerRequest
+	4,  // 47: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
+	2,  // 48: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
+	26, // 49: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
+	28, // 50: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
+	30, // 51: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
+	32, // 52: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
+	34, // 53: runnel.controller.v1.ControllerService.RecoverPartition:output_type -> runnel.controller.v1.RecoverPartitionResponse
+	36, // 54: runnel.controller.v1.ControllerService.FenceBroker:output_type -> runnel.controller.v1.FenceBrokerResponse
+	47, // [47:55] is the sub-list for method output_type
+	39, // [39:47] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_runnel_controller_v1_controller_service_proto_init() }
@@ -2587,7 +2817,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_controller_v1_controller_service_proto_rawDesc), len(file_runnel_controller_v1_controller_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   32,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

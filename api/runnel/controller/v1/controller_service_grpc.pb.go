@@ -27,6 +27,8 @@ const (
 	ControllerService_DeleteTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/DeleteTopics"
 	ControllerService_AlterTopicConfigs_FullMethodName = "/runnel.controller.v1.ControllerService/AlterTopicConfigs"
 	ControllerService_AddPartitions_FullMethodName     = "/runnel.controller.v1.ControllerService/AddPartitions"
+	ControllerService_RecoverPartition_FullMethodName  = "/runnel.controller.v1.ControllerService/RecoverPartition"
+	ControllerService_FenceBroker_FullMethodName       = "/runnel.controller.v1.ControllerService/FenceBroker"
 )
 
 // ControllerServiceClient is the client API for ControllerService service.
@@ -48,6 +50,10 @@ type ControllerServiceClient interface {
 	AlterTopicConfigs(ctx context.Context, in *AlterTopicConfigsRequest, opts ...grpc.CallOption) (*AlterTopicConfigsResponse, error)
 	// Forwarded by a broker.
 	AddPartitions(ctx context.Context, in *AddPartitionsRequest, opts ...grpc.CallOption) (*AddPartitionsResponse, error)
+	// Forwarded by a broker.
+	RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error)
+	// Forwarded by a broker.
+	FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error)
 }
 
 type controllerServiceClient struct {
@@ -130,6 +136,26 @@ func (c *controllerServiceClient) AddPartitions(ctx context.Context, in *AddPart
 	return out, nil
 }
 
+func (c *controllerServiceClient) RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecoverPartitionResponse)
+	err := c.cc.Invoke(ctx, ControllerService_RecoverPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controllerServiceClient) FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FenceBrokerResponse)
+	err := c.cc.Invoke(ctx, ControllerService_FenceBroker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControllerServiceServer is the server API for ControllerService service.
 // All implementations must embed UnimplementedControllerServiceServer
 // for forward compatibility.
@@ -149,6 +175,10 @@ type ControllerServiceServer interface {
 	AlterTopicConfigs(context.Context, *AlterTopicConfigsRequest) (*AlterTopicConfigsResponse, error)
 	// Forwarded by a broker.
 	AddPartitions(context.Context, *AddPartitionsRequest) (*AddPartitionsResponse, error)
+	// Forwarded by a broker.
+	RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error)
+	// Forwarded by a broker.
+	FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error)
 	mustEmbedUnimplementedControllerServiceServer()
 }
 
@@ -176,6 +206,12 @@ func (UnimplementedControllerServiceServer) AlterTopicConfigs(context.Context, *
 }
 func (UnimplementedControllerServiceServer) AddPartitions(context.Context, *AddPartitionsRequest) (*AddPartitionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddPartitions not implemented")
+}
+func (UnimplementedControllerServiceServer) RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RecoverPartition not implemented")
+}
+func (UnimplementedControllerServiceServer) FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FenceBroker not implemented")
 }
 func (UnimplementedControllerServiceServer) mustEmbedUnimplementedControllerServiceServer() {}
 func (UnimplementedControllerServiceServer) testEmbeddedByValue()                           {}
@@ -288,6 +324,42 @@ func _ControllerService_AddPartitions_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ControllerService_RecoverPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecoverPartitionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServiceServer).RecoverPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControllerService_RecoverPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServiceServer).RecoverPartition(ctx, req.(*RecoverPartitionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControllerService_FenceBroker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FenceBrokerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServiceServer).FenceBroker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControllerService_FenceBroker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServiceServer).FenceBroker(ctx, req.(*FenceBrokerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ControllerService_ServiceDesc is the grpc.ServiceDesc for ControllerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -310,6 +382,14 @@ var ControllerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddPartitions",
 			Handler:    _ControllerService_AddPartitions_Handler,
+		},
+		{
+			MethodName: "RecoverPartition",
+			Handler:    _ControllerService_RecoverPartition_Handler,
+		},
+		{
+			MethodName: "FenceBroker",
+			Handler:    _ControllerService_FenceBroker_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -216,7 +216,9 @@ type BrokerRecord struct {
 	// See min_feature_level.
 	MaxFeatureLevel int32 `protobuf:"varint,11,opt,name=max_feature_level,json=maxFeatureLevel,proto3" json:"max_feature_level,omitempty"`
 	// The recovery report of this incarnation was weighed; what it holds since is as ISR and ELR say.
-	Judged        bool `protobuf:"varint,12,opt,name=judged,proto3" json:"judged,omitempty"`
+	Judged bool `protobuf:"varint,12,opt,name=judged,proto3" json:"judged,omitempty"`
+	// An operator took this incarnation out of service.
+	Held          bool `protobuf:"varint,13,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -331,6 +333,13 @@ func (x *BrokerRecord) GetMaxFeatureLevel() int32 {
 func (x *BrokerRecord) GetJudged() bool {
 	if x != nil {
 		return x.Judged
+	}
+	return false
+}
+
+func (x *BrokerRecord) GetHeld() bool {
+	if x != nil {
+		return x.Held
 	}
 	return false
 }
@@ -831,7 +840,7 @@ var File_runnel_controller_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"#runnel/controller/v1/metadata.proto\x12\x14runnel.controller.v1\"\xbc\x03\n" +
+	"#runnel/controller/v1/metadata.proto\x12\x14runnel.controller.v1\"\xd0\x03\n" +
 	"\fBrokerRecord\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12!\n" +
@@ -845,7 +854,8 @@ const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\x11min_feature_level\x18\n" +
 	" \x01(\x05R\x0fminFeatureLevel\x12*\n" +
 	"\x11max_feature_level\x18\v \x01(\x05R\x0fmaxFeatureLevel\x12\x16\n" +
-	"\x06judged\x18\f \x01(\bR\x06judged\"\xd2\x04\n" +
+	"\x06judged\x18\f \x01(\bR\x06judged\x12\x12\n" +
+	"\x04held\x18\r \x01(\bR\x04held\"\xd2\x04\n" +
 	"\vTopicRecord\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x126\n" +

@@ -1,0 +1,108 @@
+package partition
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// spoil damages the second batch a broker has stored, and makes it notice.
+func (n *trioNode) spoil(t *testing.T) {
+	t.Helper()
+	for _, e := range dirOf(t, n) {
+		if !strings.HasSuffix(e.Name, ".log") {
+			continue
+		}
+		f, err := n.mem.Open(n.p.log.Dir() + "/" + e.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame, _ := record.ParseFrame(n.bytes(t), e.Size, record.MaxFrameSize)
+		if _, err := f.WriteAt([]byte{0xff, 0xff, 0xff, 0xff}, int64(frame.Size)+20); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := n.p.log.Read(make([]byte, 1<<16), 1, 2)
+	if err = n.p.readFailed(1, err); !errors.Is(err, ErrLogCorrupt) {
+		t.Fatalf("read of what is damaged: %v", err)
+	}
+	if n.p.Damage() == nil {
+		t.Fatal("the damage is not remembered")
+	}
+}
+
+// A damaged leader wants to be none; a damaged follower withdraws when others
+// are enough, and begins anew when nobody counts on it.
+func TestDamage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		r.append(1, 4)
+		r.pull(2, 3)
+		r.pull(2, 3)
+		bad := r.nodes[3]
+		bad.spoil(t)
+		bad.p.FollowerStop(bad.sub)
+		r.nodes[1].p.FollowerGone(3, bad.sub)
+		if _, err := r.follow(bad); !errors.Is(err, errNobody) {
+			t.Errorf("follows on, in the ISR of three: %v", err)
+		}
+		r.append(1, 1)
+		r.pull(2)
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if r.settle(1) != 1 || len(r.part.GetIsr()) != 2 {
+			t.Fatalf("isr %v", r.part.GetIsr())
+		}
+		r.pull(3)
+		r.settle(1)
+		if len(r.part.GetIsr()) != 3 || bad.p.Damage() != nil {
+			t.Errorf("isr %v, %v", r.part.GetIsr(), bad.p.Damage())
+		}
+		r.pull(2, 3)
+		r.wantEqual()
+
+		bad.spoil(t)
+		r.part.Isr, r.part.Elr, r.part.MinIsr = []int32{1, 3}, nil, 2
+		r.lead(1)
+		r.pull(3) // the two are as many as must be: it stays
+		if bad.p.Damage() == nil {
+			t.Error("emptied while it was counted on")
+		}
+		r.lead(3)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if a := bad.session.asks(); len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") {
+			t.Errorf("asked %+v", a)
+		}
+	})
+}
+
+// A replica that may have lost records is trusted again when a controller that
+// knows of it has it in the ISR.
+func TestSuspicion_lifted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
+		n := r.nodes[3]
+		if err := n.p.log.SetSuspicion(commitlog.SuspectNoCheckpoint); err != nil {
+			t.Fatal(err)
+		}
+		r.pull(2, 3)
+		if n.p.log.Suspicion() == commitlog.NotSuspect {
+			t.Error("lifted before it is of the ISR")
+		}
+		r.settle(1)
+		if n.p.log.Suspicion() != commitlog.NotSuspect {
+			t.Error("not lifted")
+		}
+	})
+}

@@ -1,0 +1,88 @@
+package active
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/runnelmq/runnel/controller/state"
+)
+
+// A Rescue is the answer to an operator who recovers a partition.
+type Rescue struct {
+	state.Rescue
+
+	// Reported is when the brokers reported.
+	Reported map[state.BrokerID]time.Time
+	Epoch    int64 // of the leader elected
+	Applied  bool
+}
+
+// Rescue elects a copy of a partition without a leader, even if records are lost; with only a check, it tells which.
+func (a *Active) Rescue(ctx context.Context, ref state.Ref, partition int32, from state.BrokerID, onlyCheck bool, wait time.Duration, who string) (Rescue, error) {
+	out := Rescue{Reported: map[state.BrokerID]time.Time{}}
+	var r Result
+	err := a.do(ctx, func(ctx context.Context) error {
+		var err error
+		a.view(func(i *state.Image) { out.Rescue, err = i.Rescue(ref, partition, from, a.desk.reports) })
+		for _, c := range out.Copies {
+			if c.Report != nil {
+				out.Reported[c.Broker] = a.desk.reportedAt[c.Broker]
+			}
+		}
+		if err != nil || onlyCheck {
+			return err
+		}
+		if r.revision, err = a.commit(ctx, []state.Change{out.Change}); err != nil {
+			return fmt.Errorf("recover %s/%d: %w", ref.Name, partition, err)
+		}
+		if p, ok := out.Change.Object.(*state.Partition); ok {
+			out.Epoch = p.LeaderEpoch
+			a.Log.Error().Str("topic", ref.Name).Int32("partition", partition).Int32("leader", int32(p.Leader)).Str("principal", who).
+				Msg("an operator had a leader elected that may lack acknowledged records")
+		}
+		return nil
+	})
+	if err == nil && !onlyCheck {
+		out.Applied = a.applied(ctx, r.revision, wait)
+	}
+	return out, err
+}
+
+// Hold takes a broker out of service until its process is started anew.
+func (a *Active) Hold(ctx context.Context, id state.BrokerID, wait time.Duration, who string) (epoch int64, applied bool, err error) {
+	var rev state.Revision
+	err = a.do(ctx, func(ctx context.Context) error {
+		if a.cfg.Dev {
+			return &state.Error{Kind: state.ErrInvalidRequest, Text: "there is one process only: no broker is taken out of service here"}
+		}
+		var changes []state.Change
+		var b *state.Broker
+		var err error
+		a.view(func(i *state.Image) { changes, b, err = i.Hold(id) })
+		if err != nil {
+			return err
+		}
+		epoch, rev = b.Epoch, b.Revision
+		if len(changes) == 0 {
+			return nil
+		}
+		if rev, err = a.commit(ctx, changes); err != nil {
+			return fmt.Errorf("fence broker %d: %w", id, err)
+		}
+		a.Metrics.fencings.WithLabelValues(causeOperator).Inc()
+		a.Log.Warn().Int32("broker", int32(id)).Int64("broker_epoch", epoch).Str("principal", who).Msg("an operator took a broker out of service")
+		return a.settleBroker(ctx, id)
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	return epoch, a.applied(ctx, rev, wait), nil
+}
+
+// applied waits until every broker in service has applied a revision, or the time is over.
+func (a *Active) applied(ctx context.Context, rev state.Revision, wait time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, min(wait, maxAppliedWait))
+	defer cancel()
+	return a.roster.Applied(ctx, rev, a.inServiceBrokers)
+}

@@ -1,0 +1,114 @@
+package controller_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+)
+
+func recoverRequest(topic string, from *int32, dry bool) *controllerv1.RecoverPartitionRequest {
+	return &controllerv1.RecoverPartitionRequest{Principal: "test", Request: &runnelv1.RecoverPartitionRequest{
+		Topic: topic, Partition: new(int32(0)), FromBrokerId: from, DryRun: dry,
+	}}
+}
+
+// The only replica in sync is gone for good: an operator sees what each copy lacks, and has one elected.
+func TestRecoverPartition(t *testing.T) {
+	three(t, func(w *world, c controllerv1.ControllerServiceClient, b []*broker, topic string) {
+		t := w.t
+		lead, x, y := b[0], b[1], b[2]
+		lead.propose(1, topic, 0, lead.id(), x.id())
+		lead.awaitISR(topic, 0, lead.id(), x.id())
+		ctx := t.Context()
+		_, err := c.RecoverPartition(ctx, recoverRequest("t", nil, false))
+		wantReason(t, "a partition that is led", err, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		// Both in sync die; y comes back, and then x, with an empty disk.
+		lead.leave()
+		x.leave()
+		y.until("the fence", func() bool { return y.phaseLocked(lead.id()) == fenced && y.phaseLocked(x.id()) == fenced })
+		x2, y2 := x.restarted(), y.restarted()
+		y.leave()
+		b[1], b[2] = x2, y2
+		name := partitionName(topic, 0)
+		x2.shapes[name] = &controllerv1.ReplicaReport{Shape: controllerv1.ReplicaShape_REPLICA_SHAPE_LOST}
+		y2.shapes[name] = &controllerv1.ReplicaReport{Shape: controllerv1.ReplicaShape_REPLICA_SHAPE_INTACT, LastEpoch: 1, LogEndOffset: 70, HighWatermark: 60}
+		y2.serve(addr1)
+		defer y2.leave()
+		resp, err := c.RecoverPartition(ctx, recoverRequest("t", nil, true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		copies := map[int32]*runnelv1.PartitionCopy{}
+		for _, cp := range resp.GetResponse().GetCopies() {
+			copies[cp.GetBrokerId()] = cp
+		}
+		got := copies[y.id()]
+		if resp.GetResponse().GetLeader() != y.id() || resp.GetResponse().LeaderEpoch != nil || got.GetLogEndOffset() != 70 || got.GetHighWatermark() != 60 ||
+			got.GetRole() != runnelv1.CopyRole_COPY_ROLE_BEHIND || got.GetState() != runnelv1.BrokerState_BROKER_STATE_ACTIVE || got.GetReportedAt() == nil || !got.GetIntact() {
+			t.Errorf("%v", resp)
+		}
+		if cp := copies[lead.id()]; cp.GetRole() != runnelv1.CopyRole_COPY_ROLE_IN_SYNC || cp.GetState() != runnelv1.BrokerState_BROKER_STATE_FENCED || cp.LogEndOffset != nil || cp.ReportedAt != nil {
+			t.Errorf("the dead leader's copy: %v", cp)
+		}
+		x2.serve(addr1)
+		defer x2.leave()
+		if resp, err = c.RecoverPartition(ctx, recoverRequest("t", new(x.id()), true)); err != nil || resp.GetResponse().GetLeader() != x.id() {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		for _, cp := range resp.GetResponse().GetCopies() {
+			if cp.GetBrokerId() == x.id() && (cp.GetMissingCommitted() != 60 || cp.GetMissingRecords() != 70 || cp.GetIntact()) {
+				t.Errorf("the empty copy: %v", cp)
+			}
+		}
+		for what, from := range map[string]int32{"a dead broker": lead.id(), "a stranger": 9, "nobody": -4} {
+			_, err := c.RecoverPartition(ctx, recoverRequest("t", &from, false))
+			wantReason(t, what, err, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		}
+		_, err = c.RecoverPartition(ctx, recoverRequest("nope", nil, true))
+		wantReason(t, "no topic", err, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND)
+		if p := y2.partition(topic, 0); p.GetLeader() != -1 {
+			t.Fatalf("elected by looking: %v", p)
+		}
+		if resp, err = c.RecoverPartition(ctx, recoverRequest("t", nil, false)); err != nil {
+			t.Fatal(err)
+		}
+		p := awaitLeader(y2, topic, y.id(), 1)
+		if resp.GetResponse().GetLeaderEpoch() != p.GetLeaderEpoch() || !resp.GetResponse().GetApplied() ||
+			!slices.Equal(p.GetIsr(), []int32{y.id()}) || !slices.Equal(p.GetLossyEpochs(), []int64{p.GetLeaderEpoch()}) {
+			t.Errorf("%v, partition %v", resp, p)
+		}
+	})
+}
+
+func TestFenceBroker_holds_until_the_process_starts_anew(t *testing.T) {
+	three(t, func(w *world, c controllerv1.ControllerServiceClient, b []*broker, topic string) {
+		t := w.t
+		lead, other := b[0], b[1]
+		resp, err := c.FenceBroker(t.Context(), &controllerv1.FenceBrokerRequest{Request: &runnelv1.FenceBrokerRequest{BrokerId: new(lead.id())}})
+		if err != nil || resp.GetResponse().GetBrokerEpoch() != lead.epoch || !resp.GetResponse().GetApplied() {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		time.Sleep(time.Minute)
+		p := other.partition(topic, 0)
+		if other.phaseLocked(lead.id()) != fenced || p.GetLeader() != other.id() || slices.Contains(p.GetIsr(), lead.id()) {
+			t.Errorf("broker %v, partition %v", other.phaseLocked(lead.id()), p)
+		}
+		// The same process stays out, with another session, too.
+		lead.leave()
+		lead.join(addr1)
+		time.Sleep(10 * time.Second)
+		if other.phaseLocked(lead.id()) != fenced {
+			t.Error("back with a new session")
+		}
+		lead.leave()
+		again := lead.restarted().serve(addr1)
+		defer again.leave()
+		for what, req := range map[string]*runnelv1.FenceBrokerRequest{"nobody": {}, "a stranger": {BrokerId: new(int32(77))}} {
+			_, err := c.FenceBroker(t.Context(), &controllerv1.FenceBrokerRequest{Request: req})
+			wantReason(t, what, err, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package proc
+
+import (
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// echo answers a connection with what it is sent.
+func echo(t *testing.T) string {
+	t.Helper()
+	lis := must[net.Listener](t)((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))
+	var g errgroup.Group
+	g.Go(func() error {
+		conn, err := lis.Accept()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = io.Copy(conn, conn)
+		return err
+	})
+	t.Cleanup(func() {
+		_ = lis.Close()
+		_ = g.Wait() // the other end is gone by now, in whichever way
+	})
+	return lis.Addr().String()
+}
+
+// answered reports whether a byte comes back within a moment.
+func answered(t *testing.T, conn net.Conn) bool {
+	t.Helper()
+	if _, err := conn.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	return arrived(t, conn, 200*time.Millisecond)
+}
+
+func arrived(t *testing.T, conn net.Conn, within time.Duration) bool {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := conn.Read(make([]byte, 1))
+	return err == nil
+}
+
+func TestLinks(t *testing.T) {
+	l := NewLinks()
+	defer l.Close()
+	l.Name(os.Getpid(), "me")
+	ports := must[[]string](t)(Ports(t.Context(), 1))
+	at := "127.0.0.1:" + ports[0]
+	if err := l.Serve(t.Context(), "other", at, echo(t)); err != nil {
+		t.Fatal(err)
+	}
+	conn := must[net.Conn](t)((&net.Dialer{}).DialContext(t.Context(), "tcp", at))
+	defer conn.Close()
+	if !answered(t, conn) {
+		t.Fatal("no answer over a link that is whole")
+	}
+	for _, cut := range []link{{"me", "other"}, {"other", "me"}} {
+		l.Cut(cut.from, cut.to)
+		if answered(t, conn) {
+			t.Errorf("an answer although %v is cut", cut)
+		}
+		l.Heal()
+		if !arrived(t, conn, 10*time.Second) {
+			t.Errorf("what waited for %v was not delivered", cut)
+		}
+	}
+	l.Cut("somebody", "other")
+	l.Cut("other", "somebody")
+	if !answered(t, conn) {
+		t.Error("no answer although only another's link is cut")
+	}
+}
