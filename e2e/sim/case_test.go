@@ -19,7 +19,7 @@ func scene(t *testing.T, controllers int, busy bool, story func(c *cluster)) {
 		c := newCluster(t, 1, shape{controllers: controllers, brokers: 3, lag: 5 * time.Second, latency: 2 * time.Millisecond})
 		defer c.report()
 		l := c.newLoad()
-		c.topics = []*topic{{name: "orders", partitions: 2, async: true, history: history.New(history.Options{})}}
+		c.topics = []*topic{{name: "orders", partitions: 2, history: history.New(history.Options{})}}
 		if err := c.create(c.topics[0], 30*time.Second, 3, map[string]string{"min.insync.replicas": "2"}); err != nil {
 			t.Fatal(err)
 		}

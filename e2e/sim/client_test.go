@@ -24,9 +24,6 @@ type topic struct {
 	id         string
 	partitions int32
 	history    *history.History
-	// mayLose: its records are not promised to live through a power cut of
-	// each replica. Kept for topics whose records are counted when written.
-	async bool
 }
 
 // admin calls fn with each broker in turn until one answers.
@@ -82,7 +79,7 @@ func (c *cluster) remove(t *topic, within time.Duration) error {
 	})
 }
 
-// Load is the clients of a run.
+// A load is the clients of a run.
 type load struct {
 	c    *cluster
 	ctx  context.Context
@@ -172,11 +169,9 @@ func (w *writer) send(value []byte) (int64, error) {
 
 // definite says whether an error promises that nothing was stored.
 func definite(err error) bool {
-	switch rpcerr.Reason(err) {
-	case runnelv1.ErrorReason_ERROR_REASON_UNSPECIFIED, runnelv1.ErrorReason_ERROR_REASON_INTERNAL, runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN:
-		return false
-	}
-	return true
+	r := rpcerr.Reason(err)
+	return r != runnelv1.ErrorReason_ERROR_REASON_UNSPECIFIED && r != runnelv1.ErrorReason_ERROR_REASON_INTERNAL &&
+		r != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN
 }
 
 // read has one client read a partition from its beginning on, again and again

@@ -83,11 +83,6 @@ type brokerProcess struct {
 	disk   *disk
 	cancel context.CancelFunc
 	done   chan struct{}
-	killed bool
-
-	// mu guards the fields below
-	mu  sync.Mutex
-	err error
 }
 
 // A controllerHost is a machine for a controller.
@@ -98,7 +93,6 @@ type controllerHost struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	down   bool
-	err    error
 }
 
 func newCluster(t *testing.T, seed uint64, s shape) *cluster {
@@ -237,9 +231,6 @@ func (h *brokerHost) start() {
 	c.wg.Go(func() {
 		defer close(p.done)
 		err := b.Run(ctx)
-		p.mu.Lock()
-		p.err = err
-		p.mu.Unlock()
 		if living() && (err != nil || ctx.Err() == nil) {
 			c.judge.complain("process", "broker %s ended by itself: %v", h.name, err)
 		}
@@ -261,7 +252,6 @@ func (h *brokerHost) cutPower() {
 }
 
 func (h *brokerHost) gone(power bool) {
-	h.proc.killed = true
 	h.c.net.die(h.name, power)
 	h.proc.cancel()
 	h.down = true

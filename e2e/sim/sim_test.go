@@ -61,6 +61,7 @@ func TestClusters(t *testing.T) {
 
 // run is one cluster's life.
 func run(t *testing.T, seed uint64) {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 2))
 	s := shape{controllers: 1 + 2*rng.IntN(2), brokers: 3 + rng.IntN(3), lag: time.Duration(2+rng.IntN(9)) * time.Second}
 	s.latency = []time.Duration{0, 3 * time.Millisecond, 25 * time.Millisecond}[rng.IntN(3)]
@@ -122,7 +123,7 @@ func (c *cluster) pass() picture {
 // begin makes the topics and starts the clients.
 func (c *cluster) begin(l *load, rng *rand.Rand) bool {
 	c.topics = []*topic{
-		{name: "async", partitions: 2, async: true, history: history.New(history.Options{})},
+		{name: "async", partitions: 2, history: history.New(history.Options{})},
 		{name: "sync", partitions: 1, history: history.New(history.Options{})},
 	}
 	for i, configs := range []map[string]string{{"min.insync.replicas": "2"}, {"min.insync.replicas": "1"}} {
