@@ -328,11 +328,10 @@ func (l *link) receive(stream grpc.ClientStream) {
 		buf := msg.Copy(l.peer.r.opts.Pool, 0)
 		err := res.Parse(*buf, 0, len(*buf))
 		l.peer.r.opts.Pool.Put(buf)
-		if err != nil {
-			l.fail(err)
-			return
+		if err == nil {
+			err = l.answer(&res)
 		}
-		if err := l.answer(&res); err != nil {
+		if err != nil {
 			l.fail(err)
 			return
 		}
@@ -350,12 +349,8 @@ func (l *link) answer(res *wire.ForwardProduced) error {
 	}
 	h, ok := l.pending[res.Sequence]
 	delete(l.pending, res.Sequence)
-	broken := l.err != nil
 	l.mu.Unlock()
-	switch {
-	case broken:
-		return nil
-	case !ok:
+	if !ok { // or the link broke, and its writes are lost
 		return errUnasked
 	}
 	l.peer.give(h.size)

@@ -112,7 +112,9 @@ func TestForward_fetchReadsWhatTheLeaderShows(t *testing.T) {
 			"no such one":      {Partition: new(int32(9))},
 		} {
 			for _, o := range []*runnelv1.FetchOptions{
-				{Format: text}, {Format: records, MaxResponseBytes: new(int32(64 << 10))}, {Format: batches},
+				{Format: text},
+				{Format: records, MaxResponseBytes: new(int32(64 << 10))},
+				{Format: batches},
 				{Format: batches, AcceptCompressions: []runnelv1.Compression{runnelv1.Compression_COMPRESSION_NONE}},
 				{Format: text, Isolation: runnelv1.Isolation_ISOLATION_READ_UNCOMMITTED},
 			} {

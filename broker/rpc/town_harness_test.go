@@ -39,9 +39,6 @@ type testTown struct {
 	forward map[int32]*ForwardService
 	topics  map[string]*testTopic
 	tune    func(*router.Options)
-	// pumps are the tests' own goroutines; they end with their streams, and the
-	// bubble sees to it that they have.
-	pumps sync.WaitGroup
 
 	// mu guards the fields below
 	mu sync.Mutex
