@@ -363,7 +363,16 @@ func TestHealthFindings(t *testing.T) {
 		if got := kinds(); !slices.Equal(got, []string{"under_min_isr"}) {
 			t.Errorf("below the minimum: %v", got)
 		}
-		w.controller.Put(metadatatest.PartitionObject(id, 0, 1, 4))
+		lossy := metadatatest.PartitionObject(id, 0, 1, 4)
+		lossy.GetPartition().LossyEpochs = []int64{2, 4}
+		w.controller.Put(lossy)
+		synctest.Wait()
+		if got := kinds(); !slices.Equal(got, []string{"records_may_be_missing"}) {
+			t.Errorf("after a recovery election: %v", got)
+		}
+		healed := metadatatest.PartitionObject(id, 0, 1, 5)
+		healed.GetPartition().LossyEpochs = []int64{2, 4}
+		w.controller.Put(healed)
 		synctest.Wait()
 		if got := kinds(); len(got) != 0 {
 			t.Errorf("healed: %v", got)

@@ -3,6 +3,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/runnelmq/runnel/internal/config"
@@ -206,6 +207,7 @@ func (c Config) Validate() error {
 	v.number("streams.fetch_buffer_bytes", int64(c.Streams.FetchBufferBytes), int64(16*config.MiB), int64(config.TiB))
 	v.duration("shutdown.timeout", c.Shutdown.Timeout, 100*time.Millisecond, time.Hour)
 	v.duration("shutdown.hand_over_timeout", c.Shutdown.HandOverTimeout, 0, c.Shutdown.Timeout.Std())
+	c.Logging.validate(&v)
 	return errors.Join(v...)
 }
 
@@ -248,6 +250,15 @@ func (s SecurityConfig) validate(v *complaints) {
 	}
 	if s.ClientTLS && s.CertFile == "" {
 		v.add("security.client_tls", "needs security.cert_file and security.key_file")
+	}
+}
+
+func (l LoggingConfig) validate(v *complaints) {
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, l.Level) {
+		v.add("logging.level", fmt.Sprintf("is %q: want debug, info, warn or error", l.Level))
+	}
+	if l.Format != "json" && l.Format != "text" {
+		v.add("logging.format", fmt.Sprintf("is %q: want json or text", l.Format))
 	}
 }
 

@@ -103,6 +103,10 @@ func TestValidate(t *testing.T) {
 		"no flushers":                         {func(c *Config) { c.Storage.Flushers = 0 }, []string{"storage.flushers"}},
 		"a small buffer":                      {func(c *Config) { c.Streams.FetchBufferBytes = 1 }, []string{"streams.fetch_buffer_bytes"}},
 		"a longer part than the whole":        {func(c *Config) { c.Shutdown.HandOverTimeout = config.Duration(time.Minute) }, []string{"shutdown.hand_over_timeout"}},
+		"a level that is none":                {func(c *Config) { c.Logging.Level = "loud" }, []string{"logging.level", "loud", "debug, info, warn or error"}},
+		"no level":                            {func(c *Config) { c.Logging.Level = "" }, []string{"logging.level"}},
+		"a format that is none":               {func(c *Config) { c.Logging.Format = "xml" }, []string{"logging.format", "xml", "json or text"}},
+		"the other format":                    {func(c *Config) { c.Logging.Level, c.Logging.Format = "debug", "text" }, nil},
 		"all at once": {
 			func(c *Config) { c.ID, c.DataDir, c.Listen.Client, c.Storage.Flushers = -1, "", "x", 0 },
 			[]string{"id", "data_dir", "listen.client", "storage.flushers"},

@@ -135,6 +135,12 @@ func checkTopic(f *findings, t *metadata.Topic) {
 	for n := range t.Partitions {
 		p := &t.Partitions[n]
 		subject := fmt.Sprintf("%s/%d", t.Name, n)
+		if slices.Contains(p.LossyEpochs, p.LeaderEpoch) {
+			f.add(warning, "records_may_be_missing", subject,
+				"records that were acknowledged may be missing since leader epoch %d: no replica known to have them all was left, so broker %d was chosen with what it has; "+
+					"see what the log of the topic holds now, and produce again or restore what is gone; this is told until the next change of leader",
+				p.LeaderEpoch, p.Leader)
+		}
 		switch {
 		case len(p.LastKnown) > 0:
 			f.add(critical, "recovery_pending", subject,

@@ -19,7 +19,8 @@ import (
 
 const (
 	// stuckAfter is how long the transport may take for what it has before the
-	// stream gives up the memory it holds for going on.
+	// stream gives up the memory it holds for going on, and its share of the
+	// budget to who reads.
 	stuckAfter = time.Second
 	// maxBacklog is how many small answers may wait before no more edits are
 	// read: who edits must read too.
@@ -160,6 +161,7 @@ func (f *fetcher) run(only *runnelv1.FetchRequest) error {
 		f.board.rouse(now)
 		f.keepUp(now)
 		f.remind(now)
+		f.flow.setAside(now)
 		if done, err := f.step(now); done || err != nil {
 			return err
 		}
@@ -347,7 +349,7 @@ func (f *fetcher) wait(ctx context.Context, timer *time.Timer) error {
 	if f.board.ready.front == nil || !f.flow.clear() {
 		f.dropGrant() // memory is held only to be used next
 	}
-	next := earlier(earlier(f.board.next(), f.bye.next()), f.stallNext())
+	next := earlier(earlier(f.board.next(), f.bye.next()), earlier(f.stallNext(), f.flow.stuckAt()))
 	if f.opened {
 		next = earlier(next, f.lastSent.Add(f.opts.progress))
 	}

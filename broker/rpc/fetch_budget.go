@@ -3,8 +3,6 @@ package rpc
 import (
 	"container/list"
 	"sync"
-
-	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // A fetchBudget is the memory that all Fetch streams of the broker share for
@@ -12,11 +10,21 @@ import (
 // larger ones, so that readers stuck with large batches never keep the others
 // from going on. In each half, who asked first is served first: a stream asks
 // for one buffer at a time, so streams take turns.
+//
+// What a client does not read cannot be taken back from gRPC, not even by ending
+// the stream: it stays until the client reads, resets the stream, or its
+// connection ends. So the responses of streams that made no progress for
+// stuckAfter are set aside: they no longer count against the halves, which go on
+// serving who reads. What is set aside is bounded by as much as the budget, so
+// that Fetch never holds more than twice the budget in all. When that is full,
+// stuck streams count against the halves again, as they came.
 type fetchBudget struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
 	small, large budgetHalf
+	// aside is what stuck streams hold beside the halves, at most asideMost.
+	aside, asideMost int64
 }
 
 type budgetHalf struct {
@@ -34,7 +42,7 @@ type budgetClaim struct {
 }
 
 func newFetchBudget(bytes int64) *fetchBudget {
-	return &fetchBudget{small: budgetHalf{free: bytes / 2}, large: budgetHalf{free: bytes / 2}}
+	return &fetchBudget{small: budgetHalf{free: bytes / 2}, large: budgetHalf{free: bytes / 2}, asideMost: bytes}
 }
 
 func (b *fetchBudget) half(bytes int64) *budgetHalf {
@@ -72,14 +80,46 @@ func (b *fetchBudget) claim(bytes int64) *budgetClaim {
 	return c
 }
 
-// release gives bytes back that were taken as one.
-func (b *fetchBudget) release(bytes int64) {
+// release gives bytes back that were taken as one, of which some were set aside.
+func (b *fetchBudget) release(bytes, aside int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
+	b.aside -= aside
 	h := b.half(bytes)
-	h.free += bytes
+	h.free += bytes - aside
 	h.grant()
+}
+
+// setAside makes bytes of the halves free that a stuck stream goes on to hold.
+// It is false when too much is set aside already.
+func (b *fetchBudget) setAside(small, large int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	if b.aside+small+large > b.asideMost {
+		return false
+	}
+	b.aside += small + large
+	b.refund(small, large)
+	return true
+}
+
+// refund makes bytes of the halves free; mu is held.
+func (b *fetchBudget) refund(small, large int64) {
+	b.small.free += small
+	b.large.free += large
+	b.small.grant()
+	b.large.grant()
+}
+
+// settle ends the account of a stream.
+func (b *fetchBudget) settle(small, large flowHalf) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	b.aside -= small.aside + large.aside
+	b.refund(small.owed, large.owed)
 }
 
 // abandon gives up a claim, granted or not.
@@ -109,130 +149,4 @@ func (h *budgetHalf) grant() {
 		c.place = nil
 		c.ready <- struct{}{} // has room for the one value it ever gets
 	}
-}
-
-// A fetchFlow counts the buffers of one stream that are on their way, and
-// settles with the budget. gRPC gives buffers back when the transport has
-// written them, and never when the connection died; so settle is what counts
-// in the end.
-type fetchFlow struct {
-	pool   *wire.Pool
-	budget *fetchBudget
-	// drained receives when buffers came back.
-	drained chan struct{}
-
-	// mu guards the fields below
-	mu sync.Mutex
-
-	underway int // bytes handed to the transport and not back yet
-	// small and large are what the stream owes each half of the budget.
-	small, large int64
-	settled      bool
-}
-
-func newFetchFlow(pool *wire.Pool, budget *fetchBudget) *fetchFlow {
-	return &fetchFlow{pool: pool, budget: budget, drained: make(chan struct{}, 1)}
-}
-
-// Get implements mem.BufferPool, for the small heads of responses.
-func (f *fetchFlow) Get(length int) *[]byte {
-	b := f.pool.Get(length)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	f.underway += cap(*b)
-	return b
-}
-
-// Put implements mem.BufferPool: a head was written.
-func (f *fetchFlow) Put(b *[]byte) {
-	f.arrived(cap(*b))
-	f.pool.Put(b)
-}
-
-func (f *fetchFlow) arrived(bytes int) {
-	f.mu.Lock()
-	f.underway -= bytes
-	f.mu.Unlock()
-	select {
-	case f.drained <- struct{}{}:
-	default:
-	}
-}
-
-// clear reports whether the transport has taken so much that the next response
-// may follow: at most one of 64 KiB or more is underway at a time. It is below
-// what gRPC lets a stream have outstanding, so sending never blocks.
-func (f *fetchFlow) clear() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	return f.underway < firstResponse
-}
-
-// took notes bytes that were taken from the budget for the stream.
-func (f *fetchFlow) took(bytes int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	if bytes <= firstResponse {
-		f.small += bytes
-	} else {
-		f.large += bytes
-	}
-}
-
-// gave gives bytes back that were taken as one; nothing after settle.
-func (f *fetchFlow) gave(bytes int64) {
-	f.mu.Lock()
-	owed := !f.settled
-	if owed && bytes <= firstResponse {
-		f.small -= bytes
-	} else if owed {
-		f.large -= bytes
-	}
-	f.mu.Unlock()
-	if owed {
-		f.budget.release(bytes)
-	}
-}
-
-// settle gives back all that is still owed. Buffers that return later find the
-// account closed.
-func (f *fetchFlow) settle() {
-	f.mu.Lock()
-	small, large := f.small, f.large
-	f.small, f.large, f.settled = 0, 0, true
-	f.mu.Unlock()
-
-	f.budget.mu.Lock()
-	defer f.budget.mu.Unlock()
-
-	f.budget.small.free += small
-	f.budget.large.free += large
-	f.budget.small.grant()
-	f.budget.large.grant()
-}
-
-// payloads is the pool of a stream's payload buffers, which are paid for.
-type payloads struct {
-	flow *fetchFlow
-}
-
-// Get implements mem.BufferPool. The bytes were taken from the budget before.
-func (p payloads) Get(length int) *[]byte { return p.flow.pool.Get(length) }
-
-// Put implements mem.BufferPool: a payload was written.
-func (p payloads) Put(b *[]byte) {
-	p.flow.gave(int64(cap(*b)))
-	p.flow.arrived(cap(*b))
-	p.flow.pool.Put(b)
-}
-
-// sending notes that a payload buffer is handed to the transport.
-func (p payloads) sending(b *[]byte) {
-	p.flow.mu.Lock()
-	defer p.flow.mu.Unlock()
-
-	p.flow.underway += cap(*b)
 }

@@ -32,7 +32,7 @@ func (b *testBroker) held() int64 {
 	bg.mu.Lock()
 	defer bg.mu.Unlock()
 
-	return b.svc.opts.FetchBuffer - bg.small.free - bg.large.free
+	return b.svc.opts.FetchBuffer - bg.small.free - bg.large.free + bg.aside
 }
 
 // A thousand readers that never read hold a bounded amount of memory: at most
@@ -117,6 +117,103 @@ func TestFetch_stuckReadersStarveNobody(t *testing.T) {
 		}
 		if held := b.held(); held > 16<<20 {
 			t.Errorf("%d bytes are held, the budget is 16 MiB", held)
+		}
+	})
+}
+
+// stall opens streams that want the topic's first record and never read.
+func (b *testBroker) stall(ctx context.Context, conn *grpc.ClientConn, topic string, streams int) {
+	b.t.Helper()
+	for range streams {
+		stream, err := runnelv1.NewLogServiceClient(conn).Fetch(ctx)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		send(b.t, stream, &runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Follow: true}, Partitions: []*runnelv1.FetchPartition{fromOffset(topic, 0, 0)}})
+	}
+}
+
+// Readers that are stuck with large batches do not keep others from reading
+// large batches either, nor do those who have nothing more to read. What all
+// hold together stays within twice the budget, however many they are.
+func TestFetch_stuckReadersLetLargeBatchesGoOn(t *testing.T) {
+	const buffer = 16 << 20
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{opts: LogOptions{FetchBuffer: buffer}})
+		b.topic("stuck", 1)
+		b.topic("live", 1)
+		b.text("stuck", 0, string(make([]byte, 900<<10)))
+		large := string(make([]byte, 300<<10))
+		b.text("live", 0, large)
+		conn := b.dial(b.dialer, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(16<<20))
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		b.stall(ctx, conn, "stuck", 15) // 15 MiB are wanted, 8 MiB there are
+		synctest.Wait()
+		if held := b.held(); held < 7<<20 {
+			t.Fatalf("%d bytes are held: the readers are not stuck", held)
+		}
+		begin := time.Now()
+		live := b.fetch(following(&runnelv1.FetchPartition{Topic: "live"}))
+		next := func(limit time.Duration) {
+			t.Helper()
+			timeout := time.AfterFunc(time.Minute, cancel) // and then there is room
+			defer timeout.Stop()
+			for {
+				if r := recv(t, live); len(r.GetTextRecords()) > 0 {
+					break
+				}
+			}
+			if took := time.Since(begin); took > limit {
+				t.Errorf("a reader of large records got the next after %s, want %s at most", took, limit)
+			}
+		}
+		next(stuckAfter)
+		for range 5 {
+			b.text("live", 0, large)
+			begin = time.Now()
+			next(0)
+		}
+		b.stall(ctx, conn, "stuck", 100)
+		time.Sleep(time.Minute)
+		if held := b.held(); held < buffer || held > 2*buffer {
+			t.Errorf("%d bytes are held, want the budget of %d and at most as much again", held, buffer)
+		}
+		cancel()
+		synctest.Wait()
+		if held := b.held(); held != 0 {
+			t.Errorf("%d bytes are still held after the stuck streams ended", held)
+		}
+		b.text("live", 0, large)
+		begin = time.Now()
+		next(0)
+	})
+}
+
+// A reader that was slow for a while gets all the same, and its memory is back
+// in the budget.
+func TestFetch_stuckReaderComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{opts: LogOptions{FetchBuffer: 16 << 20}})
+		b.topic("t", 1)
+		for range 3 {
+			b.text("t", 0, string(make([]byte, 900<<10)))
+		}
+		stream := b.fetch(following(fromOffset("t", 0, 0)))
+		time.Sleep(10 * time.Second)
+		b.svc.budget.mu.Lock()
+		aside, free := b.svc.budget.aside, b.svc.budget.large.free
+		b.svc.budget.mu.Unlock()
+		if aside != 1<<20 || free != 8<<20 {
+			t.Errorf("%d bytes are set aside and %d free, want 1 MiB and all", aside, free)
+		}
+		for got := 0; got < 3; {
+			got += len(recv(t, stream).GetTextRecords())
+		}
+		synctest.Wait()
+		if held := b.held(); held != 0 {
+			t.Errorf("%d bytes are held of what was read", held)
 		}
 	})
 }

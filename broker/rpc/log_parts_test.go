@@ -47,7 +47,7 @@ func TestFetchBudget_isFair(t *testing.T) {
 		t.Fatal("granted what was not there, or past who waits")
 	}
 	first.abandon()
-	b.release(4 << 20)
+	b.release(4<<20, 0)
 	granted := func(c *budgetClaim) bool {
 		select {
 		case <-c.ready:
@@ -59,12 +59,12 @@ func TestFetchBudget_isFair(t *testing.T) {
 	if !granted(second) || granted(third) {
 		t.Error("the second was not next")
 	}
-	b.release(12 << 20)
+	b.release(12<<20, 0)
 	if !granted(third) {
 		t.Error("the third was not served")
 	}
 	third.abandon()
-	b.release(1 << 20)
+	b.release(1<<20, 0)
 	if b.large.free != 16<<20 || b.small.free != 16<<20 {
 		t.Errorf("small %d, large %d free", b.small.free, b.large.free)
 	}

@@ -51,7 +51,8 @@ type LogOptions struct {
 	// 0: DefaultGoawayGrace.
 	GoawayGrace time.Duration
 	// FetchBuffer is how many bytes of responses on their way all Fetch streams
-	// together may hold. 0: DefaultFetchBuffer; at least 16 MiB.
+	// together may hold. Clients that do not read what they were sent may hold as
+	// much again. 0: DefaultFetchBuffer; at least 16 MiB.
 	FetchBuffer int64
 	// Router takes what other brokers lead to them. nil: nobody does, and clients
 	// are told who leads.

@@ -60,6 +60,7 @@ func TestProduce_refusesBadInputAndGoesOn(t *testing.T) {
 		id := b.topic("t", 2)
 		b.topic("small", 1, "max.message.bytes", "2000")
 		b.topic("dated", 1, "message.timestamp.before.max.ms", "60000")
+		b.topic("stamped", 1, "message.timestamp.type", "LogAppendTime")
 		b.topic("__system", 1)
 		b.change("t", 2, 3)
 		now := time.Now().UnixMilli()
@@ -88,46 +89,51 @@ func TestProduce_refusesBadInputAndGoesOn(t *testing.T) {
 			code    codes.Code
 			reason  runnelv1.ErrorReason
 		}{
-			"garbage":                      {[]byte{0xff, 0xff}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a topic that is not UTF-8":    {[]byte{0x12, 2, 0xff, 0xfe}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a cut message":                {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, TextRecords: value})[:8], codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"no records":                   {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"both kinds":                   {typed(&runnelv1.ProduceRequest{Topic: "t", TextRecords: value, Records: []*runnelv1.ProduceRecord{{}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"two batches":                  {append(batch("t", good), protowire.AppendBytes(protowire.AppendTag(nil, 16, protowire.BytesType), good)...), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"unknown acks":                 {typed(&runnelv1.ProduceRequest{Topic: "t", Acks: 9, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"unknown routing":              {typed(&runnelv1.ProduceRequest{Topic: "t", Routing: -1, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"no time":                      {typed(&runnelv1.ProduceRequest{Topic: "t", Timeout: durationpb.New(-1), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a batch without partition":    {typed(&runnelv1.ProduceRequest{Topic: "t", Batch: &runnelv1.RecordBatch{}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a negative partition":         {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: new(int32(-1)), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a producer without partition": {typed(&runnelv1.ProduceRequest{Topic: "t", Producer: &runnelv1.ProducerSequence{ProducerId: 1}, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"a producer without id":        {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Producer: &runnelv1.ProducerSequence{}, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"an unknown topic":             {typed(&runnelv1.ProduceRequest{Topic: "none", TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
-			"no topic":                     {typed(&runnelv1.ProduceRequest{TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
-			"an internal topic":            {typed(&runnelv1.ProduceRequest{Topic: "__system", TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_INTERNAL},
-			"another topic's id":           {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new("x"), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
-			"an unknown partition":         {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new(id.String()), Partition: new(int32(2)), TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
-			"an old epoch":                 {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(1)), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
-			"a future epoch":               {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(9)), TextRecords: value}), codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},
-			"an empty batch":               {batch("t", payloadBatch(record.CompressionNone, nil)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"no payload":                   {batch("t", nil), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"a wrong checksum":             {batch("t", flip(-1)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"a cut payload":                {batch("t", good[:len(good)-2]), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"a count that lies":            {batch("t", binary.LittleEndian.AppendUint32(append(payloadBatch(record.CompressionNone, []byte{0x0a, 3, 0x12, 1, 'v'}), 0x35), 2)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"a payload of garbage":         {batch("t", payloadBatch(record.CompressionNone, []byte("garbage"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"compressed garbage":           {batch("t", payloadBatch(record.CompressionGzip, []byte("garbage"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"cut compression":              {batch("t", payloadBatch(record.CompressionGzip, zipped[:len(zipped)-9])), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"an unknown compression":       {batch("t", payloadBatch(6, zipped)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED_COMPRESSION},
-			"a bomb":                       {batch("t", payloadBatch(record.CompressionZstd, bomb)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
-			"a control batch":              {batch("t", append([]byte{0x70, 1}, good...)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
-			"a transactional batch":        {batch("t", append([]byte{0x68, 1, 0x79, 1, 0, 0, 0, 0, 0, 0, 0, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x89, 1, 0, 0, 0, 0, 0, 0, 0, 0}, good...)), codes.Unimplemented, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED},
-			"a record over the limit":      {typed(&runnelv1.ProduceRequest{Topic: "small", Records: []*runnelv1.ProduceRecord{{Value: make([]byte, 2000)}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
-			"a batch's record over it":     {batch("small", buildBatch(t, record.CompressionNone, now, make([]byte, 1998))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
-			"compressed, over it":          {batch("small", buildBatch(t, record.CompressionZstd, now, make([]byte, 1998))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
-			"a time too far ahead":         {batch("t", buildBatch(t, record.CompressionNone, now+2*time.Hour.Milliseconds(), []byte("v"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
-			"a time too far back":          {typed(&runnelv1.ProduceRequest{Topic: "dated", TextRecords: []*runnelv1.ProduceTextRecord{{Timestamp: timestamppb.New(time.Now().Add(-time.Hour))}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
-			"no such time":                 {typed(&runnelv1.ProduceRequest{Topic: "t", TextRecords: []*runnelv1.ProduceTextRecord{{Timestamp: &timestamppb.Timestamp{Nanos: -1}}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
-			"a header without key":         {typed(&runnelv1.ProduceRequest{Topic: "t", Records: []*runnelv1.ProduceRecord{{Headers: []*runnelv1.Header{{}}}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_RECORD},
-			"text that is none":            {append(typed(&runnelv1.ProduceRequest{Topic: "t"}), 0x92, 1, 4, 0x12, 2, 0xff, 0xfe), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"garbage":                     {[]byte{0xff, 0xff}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"a topic that is not UTF-8":   {[]byte{0x12, 2, 0xff, 0xfe}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"a cut message":               {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, TextRecords: value})[:8], codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"no records":                  {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"both kinds":                  {typed(&runnelv1.ProduceRequest{Topic: "t", TextRecords: value, Records: []*runnelv1.ProduceRecord{{}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"two batches":                 {append(batch("t", good), protowire.AppendBytes(protowire.AppendTag(nil, 16, protowire.BytesType), good)...), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"unknown acks":                {typed(&runnelv1.ProduceRequest{Topic: "t", Acks: 9, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"unknown routing":             {typed(&runnelv1.ProduceRequest{Topic: "t", Routing: -1, TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"no time":                     {typed(&runnelv1.ProduceRequest{Topic: "t", Timeout: durationpb.New(-1), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"a batch without partition":   {typed(&runnelv1.ProduceRequest{Topic: "t", Batch: &runnelv1.RecordBatch{}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"a negative partition":        {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: new(int32(-1)), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+			"an idempotent request":       {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Producer: &runnelv1.ProducerSequence{ProducerId: 1}, TextRecords: value}), codes.Unimplemented, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED},
+			"an empty producer":           {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Producer: &runnelv1.ProducerSequence{}, TextRecords: value}), codes.Unimplemented, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED},
+			"an idempotent batch":         {batch("t", append([]byte{0x79, 1, 0, 0, 0, 0, 0, 0, 0, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x89, 1, 0, 0, 0, 0, 0, 0, 0, 0}, good...)), codes.Unimplemented, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED},
+			"an unknown topic":            {typed(&runnelv1.ProduceRequest{Topic: "none", TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
+			"no topic":                    {typed(&runnelv1.ProduceRequest{TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
+			"an internal topic":           {typed(&runnelv1.ProduceRequest{Topic: "__system", TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_INTERNAL},
+			"another topic's id":          {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new("x"), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"an unknown partition":        {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new(id.String()), Partition: new(int32(2)), TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
+			"an old epoch":                {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(1)), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
+			"a future epoch":              {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(9)), TextRecords: value}), codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},
+			"an empty batch":              {batch("t", payloadBatch(record.CompressionNone, nil)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"no payload":                  {batch("t", nil), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"a wrong checksum":            {batch("t", flip(-1)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"a cut payload":               {batch("t", good[:len(good)-2]), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"a count that lies":           {batch("t", binary.LittleEndian.AppendUint32(append(payloadBatch(record.CompressionNone, []byte{0x0a, 3, 0x12, 1, 'v'}), 0x35), 2)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"a payload of garbage":        {batch("t", payloadBatch(record.CompressionNone, []byte("garbage"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"compressed garbage":          {batch("t", payloadBatch(record.CompressionGzip, []byte("garbage"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"cut compression":             {batch("t", payloadBatch(record.CompressionGzip, zipped[:len(zipped)-9])), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"an unknown compression":      {batch("t", payloadBatch(6, zipped)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED_COMPRESSION},
+			"a bomb":                      {batch("t", payloadBatch(record.CompressionZstd, bomb)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+			"a control batch":             {batch("t", append([]byte{0x70, 1}, good...)), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH},
+			"a transactional batch":       {batch("t", append([]byte{0x68, 1, 0x79, 1, 0, 0, 0, 0, 0, 0, 0, 0x81, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x89, 1, 0, 0, 0, 0, 0, 0, 0, 0}, good...)), codes.Unimplemented, runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED},
+			"a record over the limit":     {typed(&runnelv1.ProduceRequest{Topic: "small", Records: []*runnelv1.ProduceRecord{{Value: make([]byte, 2000)}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+			"a batch's record over it":    {batch("small", buildBatch(t, record.CompressionNone, now, make([]byte, 1998))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+			"compressed, over it":         {batch("small", buildBatch(t, record.CompressionZstd, now, make([]byte, 1998))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+			"a time too far ahead":        {batch("t", buildBatch(t, record.CompressionNone, now+2*time.Hour.Milliseconds(), []byte("v"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"a time too far back":         {typed(&runnelv1.ProduceRequest{Topic: "dated", TextRecords: []*runnelv1.ProduceTextRecord{{Timestamp: timestamppb.New(time.Now().Add(-time.Hour))}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"no such time":                {typed(&runnelv1.ProduceRequest{Topic: "t", TextRecords: []*runnelv1.ProduceTextRecord{{Timestamp: &timestamppb.Timestamp{Nanos: -1}}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"a time before all years":     {batch("t", buildBatch(t, record.CompressionNone, -62_135_596_800_001, []byte("v"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"a record's time before them": {typed(&runnelv1.ProduceRequest{Topic: "t", TextRecords: []*runnelv1.ProduceTextRecord{{Timestamp: &timestamppb.Timestamp{Seconds: -62_135_596_801}}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"a time after all years":      {batch("stamped", buildBatch(t, record.CompressionZstd, 253_402_300_800_000, []byte("v"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"unused, and no time":         {batch("stamped", buildBatch(t, record.CompressionNone, 1<<62, []byte("v"))), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
+			"a header without key":        {typed(&runnelv1.ProduceRequest{Topic: "t", Records: []*runnelv1.ProduceRecord{{Headers: []*runnelv1.Header{{}}}}}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_RECORD},
+			"text that is none":           {append(typed(&runnelv1.ProduceRequest{Topic: "t"}), 0x92, 1, 4, 0x12, 2, 0xff, 0xfe), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		} {
 			before := len(b.ends())
 			resp, err := b.oneOf(c.request)
@@ -193,6 +199,21 @@ func TestProduce_takesARecordOfExactlyTheLimit(t *testing.T) {
 				t.Errorf("%d bytes: %v", size, resp)
 			} else if !ok && (resp.GetError().GetMetadata()["maxBytes"] != "2000" || resp.GetError().GetMetadata()["size"] != "2001") {
 				t.Errorf("facts: %v", resp.GetError().GetMetadata())
+			}
+		}
+	})
+}
+
+// The first and the last time that can be printed are taken.
+func TestProduce_takesAllTimesThatThereAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{})
+		b.topic("t", 1, "message.timestamp.type", "LogAppendTime") // which has no bounds of its own
+		times := []*timestamppb.Timestamp{{Seconds: -62_135_596_800}, {Seconds: 253_402_300_799, Nanos: 999_999_999}}
+		for _, at := range times {
+			req := &runnelv1.ProduceRequest{Topic: "t", TextRecords: []*runnelv1.ProduceTextRecord{{Value: new("v"), Timestamp: at}}}
+			if resp := b.produce(req); resp.GetError() != nil {
+				t.Errorf("%v: %v", at, resp)
 			}
 		}
 	})

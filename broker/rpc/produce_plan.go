@@ -56,12 +56,8 @@ func (p *producer) check(c *produceCall) error {
 		return refuse("partition is %d: partitions are counted from 0", r.Partition)
 	case r.HasBatch && !r.HasPartition:
 		return refuse("a batch needs partition: the broker looks into records only")
-	case r.HasBatch && r.HasProducer:
-		return refuse("producer is for records and text_records: a batch carries its own producer fields")
-	case r.HasProducer && !r.HasPartition:
-		return refuse("producer needs partition: sequences count within one")
-	case r.HasProducer && (r.Producer.ID <= 0 || r.Producer.Epoch < 0 || r.Producer.BaseSequence < 0):
-		return refuse("producer: want producer_id above 0, producer_epoch and base_sequence not below 0")
+	case r.HasProducer:
+		return noIdempotence("producer is set")
 	}
 	c.timeout = defaultProduceTimeout
 	if r.HasTimeout {

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -53,24 +54,15 @@ func (p *producer) build(b *builder, i int) (record.Batch, error) {
 		ms := now
 		if r.HasTimestamp {
 			var ok bool
-			if ms, ok = r.TimestampMs(); !ok {
-				return record.Batch{}, timestampError(r.Seconds, now, "record %d: its timestamp, %d seconds and %d nanoseconds, is no time: want nanos from 0 to 999999999, and seconds within an int64 of milliseconds", n, r.Seconds, r.Nanos)
+			if ms, ok = r.TimestampMs(); !ok || ms < firstTimestampMs || ms > lastTimestampMs {
+				return record.Batch{}, timestampError(1000*min(max(r.Seconds, math.MinInt64/1000), math.MaxInt64/1000), now, "record %d: its timestamp, %d seconds and %d nanoseconds, is no time: want nanos from 0 to 999999999, and a time in the years 0001 to 9999", n, r.Seconds, r.Nanos)
 			}
 		}
 		if err := b.Add(r.Key, r.Value, r.Headers, ms); err != nil {
 			return record.Batch{}, pl.recordIndex(err, i)
 		}
 	}
-	batch, err := b.Finish(record.CompressionNone, 0)
-	if err != nil {
-		return record.Batch{}, err
-	}
-	if p.req.HasProducer {
-		batch.ProducerID = record.ProducerID(p.req.Producer.ID)
-		batch.ProducerEpoch = record.ProducerEpoch(p.req.Producer.Epoch)
-		batch.BaseSequence = record.Sequence(p.req.Producer.BaseSequence)
-	}
-	return batch, nil
+	return b.Finish(record.CompressionNone, 0)
 }
 
 // commit checks what depends on the request, and appends.
@@ -91,6 +83,9 @@ func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, b
 	if batch.Transactional {
 		return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
 	}
+	if batch.ProducerID != 0 {
+		return partition.Appended{}, noIdempotence("producer_id is %d", batch.ProducerID)
+	}
 	if err := checkTimes(t, batch, time.Now().UnixMilli()); err != nil {
 		return partition.Appended{}, err
 	}
@@ -103,8 +98,32 @@ func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, b
 	return got, nil
 }
 
-// checkTimes holds the records' times to the topic's bounds.
+// noIdempotence says that sequences are not checked. To take a write that asks
+// for it would promise that a second copy is dropped.
+func noIdempotence(format string, args ...any) error {
+	return &logError{
+		kind: errUnsupported,
+		text: fmt.Sprintf(format, args...) + ": this server has no idempotent producers yet, and would store a write that is sent twice two times: " +
+			"leave out producer, or a batch's producer_id, producer_epoch and base_sequence, and let readers drop duplicates",
+	}
+}
+
+// The times a google.protobuf.Timestamp can have, in Unix milliseconds: those of
+// the years 0001 to 9999. A record outside them could be stored, and then not be
+// printed or turned into JSON by any client.
+const (
+	firstTimestampMs = -62_135_596_800_000
+	lastTimestampMs  = 253_402_300_799_999
+)
+
+// checkTimes holds the records' times to what a time can be, and to the topic's
+// bounds.
 func checkTimes(t *metadata.Topic, b *record.Batch, nowMs int64) error {
+	for _, ms := range []int64{b.MinTimestampMs, b.MaxTimestampMs} {
+		if ms < firstTimestampMs || ms > lastTimestampMs {
+			return timestampError(ms, nowMs, "a record's time, %d ms, is outside the years 0001 to 9999: check that it is milliseconds since 1970", ms)
+		}
+	}
 	if stampedByLeader(t) {
 		return nil
 	}

@@ -451,21 +451,3 @@ func TestProduce_logAppendTimeIsTold(t *testing.T) {
 		}
 	})
 }
-
-func TestProduce_keepsProducerFields(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newTestBroker(t, testConfig{})
-		b.topic("t", 1)
-		req := textRequest(1, "t", 0, "a")
-		req.Producer = &runnelv1.ProducerSequence{ProducerId: 7, ProducerEpoch: 2, BaseSequence: 40}
-		if resp := b.produce(req); resp.GetError() != nil {
-			t.Fatal(resp)
-		}
-		got := b.fetchAll(&runnelv1.FetchRequest{
-			Options: &runnelv1.FetchOptions{Format: batches}, Partitions: []*runnelv1.FetchPartition{{Topic: "t"}},
-		}).batches
-		if len(got) != 1 || got[0].GetProducerId() != 7 || got[0].GetProducerEpoch() != 2 || got[0].GetBaseSequence() != 40 {
-			t.Error(got)
-		}
-	})
-}

@@ -66,6 +66,10 @@ func TestMistakes(t *testing.T) {
 		"nobody to read from":  {[]string{"consume", "a", "--brokers", nobody, "--timeout", "300ms"}, exitTimeout, nobody},
 		"log":                  {[]string{"log", "verify", "/no/such/path"}, exitFailed, "no such file"},
 		"broker configuration": {[]string{"broker", "--check-config"}, exitUsage, "id"},
+		"broker log level":     {[]string{"broker", "--set", "id=1", "--set", "logging.level=loud", "--check-config"}, exitUsage, "logging.level"},
+		"broker log format":    {[]string{"broker", "--set", "id=1", "--set", "logging.format=xml", "--check-config"}, exitUsage, "logging.format"},
+		"controller log level": {[]string{"controller", "--set", "logging.level=loud", "--check-config"}, exitUsage, "logging.level"},
+		"dev's log format":     {[]string{"dev", "--set", "broker.logging.format=xml", "--check-config"}, exitUsage, "logging.format"},
 		"unknown option":       {[]string{"dev", "--set", "broker.wrong=1", "--check-config"}, exitUsage, "broker.wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {
