@@ -239,6 +239,10 @@ func TestForward_fetchStalledReader(t *testing.T) {
 		if ahead := w.routers[1].Held().Ahead; ahead == 0 || ahead > leastAhead+(1<<20) {
 			t.Errorf("%d bytes are read ahead", ahead)
 		}
+		time.Sleep(3 * time.Second)
+		if ahead := w.routers[1].Held().Ahead; ahead != 0 {
+			t.Errorf("%d bytes are held for a reader without credit", ahead)
+		}
 		seen := map[string]bool{}
 		take := func(s runnelv1.LogService_FetchClient) {
 			for len(seen) < 120 {
