@@ -67,6 +67,7 @@ func (r *Router) Ask(ctx context.Context, q Question) []error {
 		timer := time.NewTimer(backoff)
 		select {
 		case <-changed:
+			backoff = 0 // whoever leads now may not have heard of it yet
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()

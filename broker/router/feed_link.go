@@ -150,11 +150,12 @@ func (l *feedLink) run() {
 	if broken {
 		return
 	}
-	conn, err := l.peer.conn(&l.peer.reads)
+	conn, done, err := l.peer.reading(1)
 	if err != nil {
 		l.fail(err)
 		return
 	}
+	defer done()
 	desc := &grpc.StreamDesc{StreamName: "ForwardFetch", ClientStreams: true, ServerStreams: true}
 	stream, err := conn.NewStream(ctx, desc, replicav1.ForwardService_ForwardFetch_FullMethodName, grpc.ForceCodecV2(l.feed.r.codec))
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 )
 
 // A peer is another incarnation of a broker, and the connections to it: one for
-// writes, one for everything else, so that neither waits for the other's windows.
+// writes, others for everything else, so that neither waits for the other's
+// windows.
 type peer struct {
 	r           *Router
 	id          metadata.BrokerID
@@ -26,7 +27,7 @@ type peer struct {
 
 	closed     error // why, nil while it is not
 	writes     *grpc.ClientConn
-	reads      *grpc.ClientConn
+	reads      []*readConn
 	links      []*link
 	unanswered int64 // bytes handed over
 }
@@ -35,27 +36,87 @@ func newPeer(r *Router, b *metadata.Broker) *peer {
 	return &peer{r: r, id: b.ID, addr: b.InternalAddress, incarnation: b.Incarnation, links: make([]*link, r.opts.StreamsPerPeer)}
 }
 
-// conn returns one of the connections.
-func (p *peer) conn(which **grpc.ClientConn) (*grpc.ClientConn, error) {
+// A readConn is a connection for reading and asking.
+type readConn struct {
+	conn    *grpc.ClientConn
+	streams int
+}
+
+// mostStreams is how many streams read over one connection. Servers take more;
+// what is left is for questions.
+const mostStreams = 500
+
+// openLocked fails when the peer is closed.
+func (p *peer) openLocked() error {
+	if p.closed != nil {
+		return fmt.Errorf("broker %d: %w", p.id, errUnreachable)
+	}
+	return nil
+}
+
+// dialLocked opens a connection.
+func (p *peer) dialLocked() (*grpc.ClientConn, error) {
+	c, err := p.r.opts.Dial(p.addr)
+	if err != nil {
+		return nil, fmt.Errorf("broker %d: %w: %w", p.id, errUnreachable, err)
+	}
+	return c, nil
+}
+
+// writing returns the connection for writes.
+func (p *peer) writing() (*grpc.ClientConn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.closed != nil {
-		return nil, fmt.Errorf("broker %d: %w", p.id, errUnreachable)
+	if err := p.openLocked(); err != nil {
+		return nil, err
 	}
-	if *which == nil {
-		c, err := p.r.opts.Dial(p.addr)
+	if p.writes == nil {
+		c, err := p.dialLocked()
 		if err != nil {
-			return nil, fmt.Errorf("broker %d: %w: %w", p.id, errUnreachable, err)
+			return nil, err
 		}
-		*which = c
+		p.writes = c
 	}
-	return *which, nil
+	return p.writes, nil
 }
 
-// forward returns the service of the peer, for calls but writes.
+// reading returns a connection that has room for the given number of streams
+// more; done gives them back.
+func (p *peer) reading(streams int) (c *grpc.ClientConn, done func(), err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if err := p.openLocked(); err != nil {
+		return nil, nil, err
+	}
+	var rc *readConn
+	for _, have := range p.reads {
+		if have.streams+streams <= mostStreams {
+			rc = have
+			break
+		}
+	}
+	if rc == nil {
+		c, err := p.dialLocked()
+		if err != nil {
+			return nil, nil, err
+		}
+		rc = &readConn{conn: c}
+		p.reads = append(p.reads, rc)
+	}
+	rc.streams += streams
+	return rc.conn, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+
+		rc.streams -= streams
+	}, nil
+}
+
+// forward returns the service of the peer, for questions.
 func (p *peer) forward() (replicav1.ForwardServiceClient, error) {
-	c, err := p.conn(&p.reads)
+	c, _, err := p.reading(0)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +131,10 @@ func (p *peer) close(why error) {
 		p.closed = why
 	}
 	links := p.links
-	conns := []*grpc.ClientConn{p.writes, p.reads}
+	conns := []*grpc.ClientConn{p.writes}
+	for _, rc := range p.reads {
+		conns = append(conns, rc.conn)
+	}
 	p.mu.Unlock()
 	if !first {
 		return
@@ -96,8 +160,8 @@ func (r *Router) link(id metadata.BrokerID, name uint64) (*link, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.closed != nil {
-		return nil, fmt.Errorf("broker %d: %w", id, errUnreachable)
+	if err := p.openLocked(); err != nil {
+		return nil, err
 	}
 	i := name % uint64(len(p.links))
 	if l := p.links[i]; l != nil && !l.broken() {
@@ -238,7 +302,7 @@ func (l *link) run() {
 	if broken {
 		return
 	}
-	conn, err := l.peer.conn(&l.peer.writes)
+	conn, err := l.peer.writing()
 	if err != nil {
 		l.fail(err)
 		return

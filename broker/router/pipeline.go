@@ -80,6 +80,9 @@ func (p *Pipeline) Push(w *Write) {
 	p.mu.Lock()
 	p.ordinal++
 	w.ordinal = p.ordinal
+	// When others wait, something is under way that will look again: answers,
+	// an append, or a time in the router's list.
+	first := len(p.waiting) == 0
 	p.waiting = append(p.waiting, w)
 	before := p.bytes
 	p.bytes += w.Size()
@@ -87,7 +90,9 @@ func (p *Pipeline) Push(w *Write) {
 	over := before < limit && p.bytes >= limit
 	p.mu.Unlock()
 	p.stream.charge(w.Size(), over)
-	p.kick(time.Now())
+	if first {
+		p.kick(time.Now())
+	}
 }
 
 // kick sends what can be sent now.

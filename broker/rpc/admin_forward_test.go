@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,7 +96,12 @@ func TestForward_questionsWaitForLeaders(t *testing.T) {
 		if a := ask(); a.GetError().GetReason() != runnelv1.ErrorReason_ERROR_REASON_NO_LEADER || time.Since(start) != askTimeout {
 			t.Errorf("after %s: %v", time.Since(start), a)
 		}
-		time.AfterFunc(time.Second, func() { w.move("t", 0, 2) })
+		var mover sync.WaitGroup
+		defer mover.Wait()
+		mover.Go(func() {
+			time.Sleep(time.Second)
+			w.move("t", 0, 2)
+		})
 		start = time.Now()
 		if a := ask(); a.GetError() != nil || time.Since(start) > 1100*time.Millisecond {
 			t.Errorf("after %s: %v", time.Since(start), a)

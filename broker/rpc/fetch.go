@@ -39,10 +39,11 @@ type fetcher struct {
 	// and nothing of it goes anywhere else.
 	forwarded bool
 	// feed reads what other brokers lead; nil until something is.
-	feed  *router.Feed
-	flow  *fetchFlow
-	edits chan fetchEdit
-	stop  chan struct{} // closed when the handler returns
+	feed     *router.Feed
+	feedHold feedHold
+	flow     *fetchFlow
+	edits    chan fetchEdit
+	stop     chan struct{} // closed when the handler returns
 
 	opts   fetchOptions
 	opened bool
@@ -306,19 +307,11 @@ func (f *fetcher) stall(now time.Time) {
 		for _, s := range f.board.subs {
 			f.dropCursor(s)
 		}
-		if f.feed != nil {
-			f.feed.Suspend()
-		}
 	}
 }
 
 // flows notes that the transport has room.
-func (f *fetcher) flows() {
-	if f.stuck && f.feed != nil {
-		f.feed.Resume()
-	}
-	f.blocked, f.slow, f.stuck = time.Time{}, false, false
-}
+func (f *fetcher) flows() { f.blocked, f.slow, f.stuck = time.Time{}, false, false }
 
 // stallNext returns when being blocked becomes worse; zero: never.
 func (f *fetcher) stallNext() time.Time {
@@ -352,6 +345,10 @@ func (f *fetcher) wait(ctx context.Context, timer *time.Timer) error {
 	next := earlier(earlier(f.board.next(), f.bye.next()), earlier(f.stallNext(), f.flow.stuckAt()))
 	if f.opened {
 		next = earlier(next, f.lastSent.Add(f.opts.progress))
+	}
+	if f.feed != nil {
+		f.holdFeed(time.Now())
+		next = earlier(next, f.feedHold.next())
 	}
 	rearm(timer, time.Now(), earlier(next, f.retryAt))
 	changed := f.changed()

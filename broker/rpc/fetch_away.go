@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -16,7 +17,43 @@ import (
 )
 
 // leastAhead is how many bytes each leader may send ahead of a reader, at least.
-const leastAhead = 1 << 20
+const leastAhead = 512 << 10
+
+// A feedHold says why nothing is read ahead at present.
+type feedHold struct {
+	// brokeSince is since when the client has had no credit for what is there;
+	// zero: it has.
+	brokeSince time.Time
+	broke      bool // and for so long that nothing is read ahead
+	suspended  bool
+}
+
+// holdFeed stops reading ahead for a client that takes nothing, and goes on when
+// it does.
+func (f *fetcher) holdFeed(now time.Time) {
+	h := &f.feedHold
+	if f.board.broke.front == nil || f.credit.ok() {
+		h.brokeSince, h.broke = time.Time{}, false
+	} else if h.brokeSince.IsZero() {
+		h.brokeSince = now
+	}
+	h.broke = h.broke || !h.brokeSince.IsZero() && now.Sub(h.brokeSince) >= stuckAfter
+	switch held := h.broke || f.stuck; {
+	case held && !h.suspended:
+		f.feed.Suspend()
+	case !held && h.suspended:
+		f.feed.Resume()
+	}
+	h.suspended = h.broke || f.stuck
+}
+
+// next returns when time changes something; zero: never.
+func (h *feedHold) next() time.Time {
+	if h.brokeSince.IsZero() || h.broke {
+		return time.Time{}
+	}
+	return h.brokeSince.Add(stuckAfter)
+}
 
 // goesAway reports whether a failure to read here means that the router is to
 // find who can.
