@@ -113,6 +113,14 @@ func (b *fetchBudget) refund(small, large int64) {
 	b.large.grant()
 }
 
+// pressure returns how many streams wait and how many bytes are set aside.
+func (b *fetchBudget) pressure() (waiting int, aside int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.small.waiting.Len() + b.large.waiting.Len(), b.aside
+}
+
 // settle ends the account of a stream.
 func (b *fetchBudget) settle(small, large flowHalf) {
 	b.mu.Lock()

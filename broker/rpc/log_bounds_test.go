@@ -180,6 +180,9 @@ func TestFetch_stuckReadersLetLargeBatchesGoOn(t *testing.T) {
 		if held := b.held(); held < buffer || held > 2*buffer {
 			t.Errorf("%d bytes are held, want the budget of %d and at most as much again", held, buffer)
 		}
+		if waiting, stuck := b.svc.budget.pressure(); waiting == 0 || stuck != buffer {
+			t.Errorf("%d streams wait and %d bytes are stuck, want some and %d", waiting, stuck, buffer)
+		}
 		cancel()
 		synctest.Wait()
 		if held := b.held(); held != 0 {
@@ -202,12 +205,10 @@ func TestFetch_stuckReaderComesBack(t *testing.T) {
 		}
 		stream := b.fetch(following(fromOffset("t", 0, 0)))
 		time.Sleep(10 * time.Second)
-		b.svc.budget.mu.Lock()
-		aside, free := b.svc.budget.aside, b.svc.budget.large.free
-		b.svc.budget.mu.Unlock()
-		if aside != 1<<20 || free != 8<<20 {
-			t.Errorf("%d bytes are set aside and %d free, want 1 MiB and all", aside, free)
+		if _, aside := b.svc.budget.pressure(); aside != 1<<20 || !b.svc.budget.try(8<<20) {
+			t.Errorf("%d bytes are set aside, want 1 MiB and the half free", aside)
 		}
+		b.svc.budget.release(8<<20, 0)
 		for got := 0; got < 3; {
 			got += len(recv(t, stream).GetTextRecords())
 		}

@@ -107,12 +107,13 @@ type LogService struct {
 func NewLogService(o LogOptions) *LogService {
 	o = o.withDefaults()
 	codec := record.NewCodec()
+	budget := newFetchBudget(o.FetchBuffer)
 	return &LogService{
 		opts:      o,
-		metrics:   newLogMetrics(o.Metrics),
+		metrics:   newLogMetrics(o.Metrics, budget),
 		codec:     codec,
 		validator: record.NewValidator(codec, parallelDecompressions),
-		budget:    newFetchBudget(o.FetchBuffer),
+		budget:    budget,
 		unpacking: make(chan struct{}, parallelDecompressions),
 		drain:     make(chan struct{}),
 	}
@@ -180,8 +181,14 @@ type logMetrics struct {
 	parked prometheus.Gauge
 }
 
-func newLogMetrics(reg prometheus.Registerer) *logMetrics {
+func newLogMetrics(reg prometheus.Registerer, budget *fetchBudget) *logMetrics {
 	auto := promauto.With(reg)
+	auto.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "fetch_waiting_streams", Help: "Readers' streams that wait for memory for their next response.",
+	}, func() float64 { waiting, _ := budget.pressure(); return float64(waiting) })
+	auto.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "fetch_stuck_bytes", Help: "Bytes that were sent to readers who have not read for a second.",
+	}, func() float64 { _, aside := budget.pressure(); return float64(aside) })
 	counter := func(name, help string) prometheus.Counter {
 		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
