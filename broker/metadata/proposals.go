@@ -45,6 +45,7 @@ type LeadershipRequest struct {
 	Partition   int32
 	LeaderEpoch record.Epoch
 	Reason      string // for people
+	Suspect     bool   // what is stored here may lack something: it leaves the ISR as well
 }
 
 // A HandOver asks a leader to get ready to give its leadership away.
@@ -85,7 +86,7 @@ func (s *Session) Propose(ps ...Proposal) {
 // later asks again.
 func (s *Session) AskLeader(r LeadershipRequest) {
 	s.box.say(&controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Leadership{Leadership: &controllerv1.LeadershipRequest{
-		TopicId: r.Topic.String(), Partition: r.Partition, LeaderEpoch: int64(r.LeaderEpoch), Reason: r.Reason,
+		TopicId: r.Topic.String(), Partition: r.Partition, LeaderEpoch: int64(r.LeaderEpoch), Reason: r.Reason, Suspect: r.Suspect,
 	}}})
 }
 

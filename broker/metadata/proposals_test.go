@@ -101,11 +101,11 @@ func TestControllerAndLeaders(t *testing.T) {
 		defer w.run(t)()
 		w.await(t, "a", registered)
 		settle()
-		w.AskLeader(metadata.LeadershipRequest{Topic: id, Partition: 1, LeaderEpoch: 2, Reason: "stalled"})
+		w.AskLeader(metadata.LeadershipRequest{Topic: id, Partition: 1, LeaderEpoch: 2, Reason: "corrupt", Suspect: true})
 		w.Release(metadata.Released{Topic: id, Partition: 1, LeaderEpoch: 2, Released: true})
 		settle()
 		heard := c.Heard()
-		if len(heard.Asked) != 1 || heard.Asked[0].GetReason() != "stalled" || heard.Asked[0].GetLeaderEpoch() != 2 {
+		if len(heard.Asked) != 1 || heard.Asked[0].GetReason() != "corrupt" || !heard.Asked[0].GetSuspect() || heard.Asked[0].GetLeaderEpoch() != 2 {
 			t.Errorf("asked %v", heard.Asked)
 		}
 		if len(heard.Released) != 1 || !heard.Released[0].GetReleased() || heard.Released[0].GetPartition() != 1 {

@@ -177,7 +177,7 @@ func TestStalled(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if n := len(l.session.asks()); n < 1 || n > 3 || l.session.asks()[0].LeaderEpoch != 1 || !strings.HasPrefix(l.session.asks()[0].Reason, "stalled") {
+		if n := len(l.session.asks()); n < 1 || n > 3 || l.session.asks()[0].LeaderEpoch != 1 || l.session.asks()[0].Suspect || !strings.HasPrefix(l.session.asks()[0].Reason, "stalled") {
 			t.Errorf("asked %+v", l.session.asks())
 		}
 		close(release)

@@ -81,7 +81,7 @@ func TestDamage(t *testing.T) {
 		r.lead(3)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if a := bad.session.asks(); len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") {
+		if a := bad.session.asks(); len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") || !a[0].Suspect {
 			t.Errorf("asked %+v", a)
 		}
 	})

@@ -173,7 +173,7 @@ func (p *Partition) tick(now time.Time, late bool) {
 		p.core.restartClocks(now)
 	}
 	send := p.proposeLocked(true, now)
-	reason := p.unfitLocked(now)
+	reason, suspect := p.unfitLocked(now)
 	epoch := p.core.epoch
 	ask := reason != "" && now.Sub(p.askedAt) >= askAgain
 	if ask {
@@ -183,7 +183,7 @@ func (p *Partition) tick(now time.Time, late bool) {
 	send()
 	if ask {
 		p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Str("reason", reason).Msg("asking the controller for another leader")
-		p.host.control.AskLeader(metadata.LeadershipRequest{Topic: p.id, Partition: p.number, LeaderEpoch: epoch, Reason: reason})
+		p.host.control.AskLeader(metadata.LeadershipRequest{Topic: p.id, Partition: p.number, LeaderEpoch: epoch, Reason: reason, Suspect: suspect})
 	}
 }
 
@@ -203,20 +203,20 @@ func (s *stall) longer(now time.Time, than time.Duration) bool {
 const askAgain = 5 * time.Second
 
 // unfitLocked says why another broker of the ISR should lead, "" when none
-// should.
-func (p *Partition) unfitLocked(now time.Time) string {
+// should, and whether what is stored here may lack something.
+func (p *Partition) unfitLocked(now time.Time) (reason string, suspect bool) {
 	if p.core.role != leading || len(p.core.committed) < 2 {
-		return ""
+		return "", false
 	}
-	switch {
+	switch damaged := p.damagedHere(); {
 	case p.writingSince.longer(now, p.core.lag.max), p.syncingSince.longer(now, p.core.lag.max):
-		return "stalled: the disk has not answered for " + p.core.lag.max.String()
+		return "stalled: the disk has not answered for " + p.core.lag.max.String(), damaged
 	case p.core.faulty(now):
-		return "stalled: followers were not sent what they have credit for"
-	case p.damagedHere():
-		return "corrupt: stored records are damaged"
+		return "stalled: followers were not sent what they have credit for", damaged
+	case damaged:
+		return "corrupt: stored records are damaged", true
 	}
-	return ""
+	return "", false
 }
 
 // rejected takes the controller's no to a proposal.
