@@ -51,7 +51,8 @@ func (l *feedLink) signal() {
 	}
 }
 
-// subscribe reads s over this link.
+// subscribe reads s over this link. A source's mu may be held while a link's is
+// taken, never the other way round.
 func (l *feedLink) subscribe(s *Source, v view) {
 	l.feed.mu.Lock()
 	l.feed.tags++
@@ -63,31 +64,40 @@ func (l *feedLink) subscribe(s *Source, v view) {
 		return
 	}
 	s.link, s.tag, s.at = l, tag, v
-	want := s.requestLocked(v)
+	added := l.register(tag, s, s.requestLocked(v))
 	s.mu.Unlock()
-	l.mu.Lock()
-	broken := l.err
-	if broken == nil {
-		l.subs[tag] = s
-		l.add = append(l.add, want)
-	}
-	l.mu.Unlock()
-	if broken != nil {
-		s.detach(tag, broken, view{})
+	if !added {
+		s.detach(tag, errUnreachable, view{})
 		return
 	}
 	l.feed.r.forwarded.WithLabelValues("fetch").Inc()
 	l.signal()
 }
 
-// unsubscribe ends a subscription; none on no link.
+// register is false when the link is broken.
+func (l *feedLink) register(tag uint64, s *Source, want *runnelv1.FetchPartition) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	if l.err != nil {
+		return false
+	}
+	l.subs[tag] = s
+	l.add = append(l.add, want)
+	return true
+}
+
+// unsubscribe ends a subscription; nothing on no link. The leader is told by the
+// partition's name, so the source's mu must be held: nobody may subscribe it
+// anew before. The link is then to be told by settle.
 func (l *feedLink) unsubscribe(s *Source, tag uint64) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
+
 	if _, ok := l.subs[tag]; !ok {
-		l.mu.Unlock()
 		return
 	}
 	delete(l.subs, tag)
@@ -96,13 +106,23 @@ func (l *feedLink) unsubscribe(s *Source, tag uint64) {
 	if len(l.add) == queued {
 		l.remove = append(l.remove, &runnelv1.PartitionRef{Topic: s.name, Partition: &s.n})
 	}
-	last := len(l.subs) == 0
-	l.mu.Unlock()
-	if last {
-		l.fail(errUnneeded)
+}
+
+// settle gives credit back, sends what there is to send, and ends a link that
+// nobody uses. It must be called without locks.
+func (l *feedLink) settle(freed int64) {
+	if l == nil {
 		return
 	}
-	l.signal()
+	l.giveCredit(freed)
+	l.mu.Lock()
+	unused, pending := len(l.subs) == 0, len(l.remove) > 0
+	l.mu.Unlock()
+	if unused {
+		l.fail(errUnneeded)
+	} else if pending {
+		l.signal()
+	}
 }
 
 // giveCredit lets the leader send as much again; nothing on no link.

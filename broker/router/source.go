@@ -297,28 +297,27 @@ func (s *Source) hold(set func()) {
 		s.mu.Unlock()
 		return
 	}
-	link, tag := s.link, s.tag
+	link := s.link
 	freed := s.dropLocked()
 	s.mu.Unlock()
-	link.unsubscribe(s, tag)
-	link.giveCredit(freed)
+	link.settle(freed)
 }
 
 // Close ends the source.
 func (s *Source) Close() {
 	s.mu.Lock()
 	s.closed, s.wake = true, nil
-	link, tag := s.link, s.tag
+	link := s.link
 	freed := s.dropLocked()
 	s.mu.Unlock()
-	link.unsubscribe(s, tag)
-	link.giveCredit(freed)
+	link.settle(freed)
 	s.feed.forget(s)
 }
 
 // dropLocked ends the present subscription, with what came of it and was not
 // written to the client.
 func (s *Source) dropLocked() (freed int64) {
+	s.link.unsubscribe(s, s.tag)
 	for _, c := range s.chunks {
 		freed += c.size
 		s.feed.r.release(c)
@@ -394,7 +393,7 @@ func (s *Source) detach(tag uint64, cause error, hint view) {
 		s.mu.Unlock()
 		return
 	}
-	link, old := s.link, s.tag
+	link := s.link
 	freed := s.dropLocked()
 	s.tried, s.cause = s.at, cause
 	if hint.epoch > s.at.epoch && hint.epoch > s.hint.epoch {
@@ -403,8 +402,7 @@ func (s *Source) detach(tag uint64, cause error, hint view) {
 	s.backoff = nextBackoff(s.backoff)
 	s.retryAt = time.Now().Add(s.backoff)
 	s.mu.Unlock()
-	link.unsubscribe(s, old)
-	link.giveCredit(freed)
+	link.settle(freed)
 	s.feed.kick()
 }
 

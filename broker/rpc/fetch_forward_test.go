@@ -382,3 +382,19 @@ func TestForward_fetchWithoutLeader(t *testing.T) {
 		}
 	})
 }
+
+// A leader that has not heard that it is none any more is left all the same.
+func TestForward_fetchLeavesWhoDoesNotKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 3, nil, LogOptions{})
+		w.topic("t", 2)
+		stream := w.brokers[1].fetch(following(&runnelv1.FetchPartition{Topic: "t", Partition: new(int32(0))}))
+		recv(t, stream) // where it stands
+		w.move("t", 0, 3, 1, 3)
+		w.brokers[3].text("t", 0, "a")
+		start := time.Now()
+		if _, v := nextText(t, stream); v != "a" || time.Since(start) > 100*time.Millisecond {
+			t.Errorf("after %s: %q", time.Since(start), v)
+		}
+	})
+}
