@@ -13,7 +13,7 @@ func (a *app) brokerCommand() *cobra.Command {
 	var f serverFlags
 	c := &cobra.Command{
 		Use:   "broker",
-		Short: "Run a broker, which keeps records and serves clients; or list those there are",
+		Short: "Run a broker, which keeps records and serves clients; or list or fence those there are",
 		Long: `Runs one broker of a cluster until it is told to stop (SIGTERM or SIGINT); it
 hands its work over and then ends. A second signal ends it at once.
 
@@ -42,7 +42,7 @@ The configuration is, each over the one before: the defaults, the file of
 		},
 	}
 	f.add(c)
-	c.AddCommand(a.brokerList())
+	c.AddCommand(a.brokerList(), a.brokerFence())
 	return c
 }
 

@@ -109,6 +109,7 @@ func welcome(out io.Writer, o options, c layout) {
 	if o.basePort != defaultPort {
 		flags = " --brokers " + c.brokers[0].address
 	}
+	victim := c.brokers[len(c.brokers)-1] // not the one that the other commands talk to
 	fmt.Fprintf(out, `The cluster is ready: %[1]d controller(s) and %[2]d brokers.
 
   process        address                admin: metrics, health
@@ -124,7 +125,7 @@ Try in another shell:
   %[10]s cluster health%[5]s
 
 Ctrl-C stops all, one broker after the other; the data stays.
-`, len(c.controllers), len(c.brokers), rows.String(), o.data, flags, min(3, len(c.brokers)), c.brokers[0].pid(), c.brokers[0].name, restartAfter, o.runnel)
+`, len(c.controllers), len(c.brokers), rows.String(), o.data, flags, min(3, len(c.brokers)), victim.pid(), victim.name, restartAfter, o.runnel)
 }
 
 const (

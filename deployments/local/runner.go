@@ -114,11 +114,12 @@ func (r *runner) over(s *server, cause error) {
 	timer := time.NewTimer(restartAfter)
 	defer timer.Stop()
 	<-timer.C
+	before := s.pid()
 	if err := r.launch(s); err != nil {
 		r.fail(fmt.Errorf("%s: %w", s.name, err))
 		return
 	}
-	if pid := s.pid(); pid != 0 {
+	if pid := s.pid(); pid != before { // else everything is being stopped
 		fmt.Fprintf(r.out, "%s runs again, pid %d.\n", s.name, pid)
 	}
 }
