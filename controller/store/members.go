@@ -102,7 +102,7 @@ func (e Embedded) prepareJoin(ctx context.Context, cfg *embed.Config, log zerolo
 	switch {
 	case n >= 0 && members[n].GetName() != "":
 		// A member that forgot what it voted for must not vote again.
-		return fmt.Errorf("join as %s: %w (runnel controller members remove %s)", mine, ErrMemberLost, members[n].GetName())
+		return fmt.Errorf("join as %s: %w (runnel controller remove %s)", mine, ErrMemberLost, members[n].GetName())
 	case n < 0:
 		if members, err = etcd.addLearner(ctx, mine); err != nil {
 			return fmt.Errorf("join as %s: %w", mine, translate(err))
