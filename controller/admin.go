@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 
 	"github.com/rs/zerolog"
 
@@ -41,7 +42,10 @@ func (c Config) connected(endpoints []string, log zerolog.Logger, fn func(*store
 		return err
 	}
 	defer func() { err = errors.Join(err, etcd.Close()) }()
-	return fn(etcd)
+	if err := fn(etcd); err != nil {
+		return fmt.Errorf("etcd at %s: %w", strings.Join(ext.Endpoints, ", "), err)
+	}
+	return nil
 }
 
 // Members returns the members of the cluster's etcd. endpoints are host:port of members; empty: as cfg says.
