@@ -221,9 +221,13 @@ func (a *app) printCopies(r *recovery, found *client.Recovery) error {
 func loss(r *recovery, found *client.Recovery) string {
 	what := fmt.Sprintf("Electing broker %d as the leader of %s ", found.Leader, r)
 	unreported := 0
+	var complete []int32
 	text := what + "loses an unknown number of records: it has not reported its copy."
 	for i := range found.Copies {
 		c := &found.Copies[i]
+		if c.BrokerID != found.Leader && (c.Role == "in sync" || c.Role == "eligible") {
+			complete = append(complete, c.BrokerID)
+		}
 		switch {
 		case c.ReportedAt.IsZero():
 			unreported++
@@ -240,6 +244,9 @@ func loss(r *recovery, found *client.Recovery) string {
 	}
 	if unreported > 0 {
 		text += fmt.Sprintf("\nNot reported: %d of %d copies; they may have more.", unreported, len(found.Copies))
+	}
+	if len(complete) > 0 {
+		text += fmt.Sprintf("\nNothing need be lost if the copy of broker %s can be brought back instead: it is recorded as complete.", ids(complete))
 	}
 	return text
 }

@@ -109,7 +109,7 @@ func TestPartitionRecover(t *testing.T) {
 	if r.code != exitUsage || len(p.elected) != 0 || !strings.Contains(r.err, "--yes") {
 		t.Errorf("exit code %d, elected %v\n%s", r.code, p.elected, r.err)
 	}
-	for _, want := range []string{"last known", "900", "890", "at least 40 acknowledged", "60", "1 of 3 copies"} {
+	for _, want := range []string{"last known", "900", "890", "at least 40 acknowledged", "60", "1 of 3 copies", "if the copy of broker 1 can be brought back"} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("no %q in\n%s", want, r.out)
 		}
