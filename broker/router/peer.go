@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,7 +131,7 @@ func (p *peer) close(why error) {
 	if first {
 		p.closed = why
 	}
-	links := p.links
+	links := slices.Clone(p.links)
 	conns := []*grpc.ClientConn{p.writes}
 	for _, rc := range p.reads {
 		conns = append(conns, rc.conn)
@@ -190,12 +191,12 @@ func (p *peer) take(size int64) bool {
 // give takes from what is unanswered, and wakes the links.
 func (p *peer) give(size int64) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+
 	p.unanswered -= size
-	links := p.links
-	p.mu.Unlock()
-	for _, l := range links {
+	for _, l := range p.links {
 		if l != nil {
-			l.signal()
+			l.signal() // never blocks
 		}
 	}
 }
