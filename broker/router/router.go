@@ -102,7 +102,7 @@ type Router struct {
 func New(o Options) *Router {
 	o = o.withDefaults()
 	auto := promauto.With(o.Metrics)
-	return &Router{
+	r := &Router{
 		opts: o, self: o.Store.Load().Self, codec: wire.NewCodec(o.Pool), wake: make(chan struct{}, 1),
 		peers: map[string]*peer{}, parked: map[*Pipeline]time.Time{},
 		forwarded: auto.NewCounterVec(prometheus.CounterOpts{
@@ -112,6 +112,10 @@ func New(o Options) *Router {
 			Name: "forward_dropped_total", Help: "Writes with acks NONE that were given up, because no leader took them in time.",
 		}),
 	}
+	for _, method := range []string{"produce", "fetch", "list_offsets", "delete_records", "describe_partitions"} {
+		r.forwarded.WithLabelValues(method) // shown from the start
+	}
+	return r
 }
 
 // Run wakes what waits for leaders, until ctx is done. Then it closes all
