@@ -330,16 +330,20 @@ func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
 			switch n {
-			case 9:
-				return action{wait: time.Second} // the next ones queue up meanwhile
-			case 10:
+			case 2:
+				return action{wait: time.Second} // the next ones are sent meanwhile
+			case 3:
 				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_MOVING, codes.Unavailable)}
 			}
 			return action{}
 		}
 		p := producer(t, f.client(t), client.BatchBytes(1<<10))
 		y := newTally()
-		send(t, p, y, 0, 2000)
+		// A batch that is larger than all before it goes alone: with the largest
+		// one first, all others may follow each other.
+		p.Produce(t.Context(), client.Record{Topic: "t", Key: make([]byte, 2<<10), Value: []byte("0")}, y.done("0"))
+		flush(t, p)
+		send(t, p, y, 1, 2000)
 		flush(t, p)
 		failed := y.count(client.Failed)
 		if failed == 0 {
