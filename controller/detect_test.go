@@ -36,7 +36,7 @@ func detecting(t *testing.T, n int, change func(*controller.Config, *controller.
 			doors = append(doors, b.open())
 			b.serve(addr1)
 			defer b.leave()
-			doors[id].set(func(p *replicav1.ProbeResponse) { p.ClusterId = b.register.GetClusterId() })
+			doors[id].set(func(p *replicav1.ProbeResponse) { p.ClusterId = b.cluster() })
 			brokers = append(brokers, b)
 		}
 		time.Sleep(2 * time.Second) // a new controller looks for those that have not come
@@ -59,8 +59,8 @@ func TestProbe_lets_in_who_is_reached(t *testing.T) {
 		b.join(addr1)
 		defer b.leave()
 		time.Sleep(10 * time.Second)
-		if b.phaseLocked(1) != fenced {
-			t.Errorf("nobody listens at its internal address, and it is %v", b.phaseLocked(1))
+		if b.phase(1) != fenced {
+			t.Errorf("nobody listens at its internal address, and it is %v", b.phase(1))
 		}
 		var d *door
 		for name, change := range map[string]func(p *replicav1.ProbeResponse){
@@ -70,8 +70,8 @@ func TestProbe_lets_in_who_is_reached(t *testing.T) {
 		} {
 			d = b.openAs(change)
 			time.Sleep(5 * time.Second)
-			if b.phaseLocked(1) != fenced {
-				t.Errorf("%s answers, and it is %v", name, b.phaseLocked(1))
+			if b.phase(1) != fenced {
+				t.Errorf("%s answers, and it is %v", name, b.phase(1))
 			}
 		}
 		d.set(func(p *replicav1.ProbeResponse) {
@@ -104,7 +104,7 @@ func TestKilledBroker_is_fenced_at_once(t *testing.T) {
 		// It is back, and fenced at once when it dies again.
 		again := b[lead-1].restarted()
 		d := again.open()
-		d.set(func(p *replicav1.ProbeResponse) { p.ClusterId = again.register.GetClusterId() })
+		d.set(func(p *replicav1.ProbeResponse) { p.ClusterId = again.cluster() })
 		again.serve(addr1)
 		time.Sleep(5 * time.Second)
 		again.kill()
@@ -172,8 +172,8 @@ func TestUnreachableAddress_of_a_live_session_changes_nothing(t *testing.T) {
 		before := b[0].partition(topic, 0)
 		w.unplug("broker-1:7421")
 		time.Sleep(10 * time.Second)
-		if p := b[1].partition(topic, 0); b[1].phaseLocked(1) != inService || p.GetPartitionEpoch() != before.GetPartitionEpoch() {
-			w.t.Errorf("broker 1 is %v, partition %v", b[1].phaseLocked(1), p)
+		if p := b[1].partition(topic, 0); b[1].phase(1) != inService || p.GetPartitionEpoch() != before.GetPartitionEpoch() {
+			w.t.Errorf("broker 1 is %v, partition %v", b[1].phase(1), p)
 		}
 	})
 }
@@ -188,7 +188,7 @@ func TestManyKilledBrokers_wait_for_their_time(t *testing.T) {
 		time.Sleep(time.Second)
 		dead := 0
 		for id := range int32(4) {
-			if b[4].phaseLocked(id+1) == fenced {
+			if b[4].phase(id+1) == fenced {
 				dead++
 			}
 		}
@@ -215,8 +215,8 @@ func TestReconnectedBroker_is_not_fenced(t *testing.T) {
 		b[0].serve(addr1)
 		w.unplug("broker-1:7421") // what an investigation of the first session would find
 		time.Sleep(10 * time.Second)
-		if p := b[1].partition(topic, 0); b[1].phaseLocked(1) != inService || p.GetPartitionEpoch() != before.GetPartitionEpoch() {
-			w.t.Errorf("broker 1 is %v, partition %v", b[1].phaseLocked(1), p)
+		if p := b[1].partition(topic, 0); b[1].phase(1) != inService || p.GetPartitionEpoch() != before.GetPartitionEpoch() {
+			w.t.Errorf("broker 1 is %v, partition %v", b[1].phase(1), p)
 		}
 	})
 }
@@ -240,7 +240,7 @@ func inPairs(t *testing.T, n int, test func(w *world, first *mortal, second *run
 			d := b.open()
 			b.serve(addr1)
 			defer b.leave()
-			d.set(func(p *replicav1.ProbeResponse) { p.ClusterId = b.register.GetClusterId() })
+			d.set(func(p *replicav1.ProbeResponse) { p.ClusterId = b.cluster() })
 			brokers = append(brokers, b)
 		}
 		time.Sleep(2 * time.Second)
@@ -286,8 +286,8 @@ func TestKilledController_is_replaced_at_once(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		p := b[1].partition(topic, 0)
-		if b[1].phaseLocked(2) != inService || b[1].phaseLocked(3) != inService || slices.Contains(p.GetIsr(), 1) || len(p.GetIsr()) != 2 {
-			t.Errorf("brokers %v and %v, partition %v, was %v", b[1].phaseLocked(2), b[1].phaseLocked(3), p, before)
+		if b[1].phase(2) != inService || b[1].phase(3) != inService || slices.Contains(p.GetIsr(), 1) || len(p.GetIsr()) != 2 {
+			t.Errorf("brokers %v and %v, partition %v, was %v", b[1].phase(2), b[1].phase(3), p, before)
 		}
 	})
 }
@@ -305,8 +305,8 @@ func TestStandby_does_not_depose_a_controller_that_lives(t *testing.T) {
 					w.t.Error("the standby took over")
 				default:
 				}
-				if b[0].phaseLocked(1) != inService {
-					w.t.Errorf("the broker is %v", b[0].phaseLocked(1))
+				if b[0].phase(1) != inService {
+					w.t.Errorf("the broker is %v", b[0].phase(1))
 				}
 				w.setDial(addr1, nil)
 			})
@@ -336,7 +336,7 @@ func TestIsolatedController_resigns(t *testing.T) {
 			}
 			br.conn.Close()
 			br.cancel()
-			br.mute = false
+			br.locked(func() { br.mute = false })
 			w.setDial(br.register.GetBroker().GetInternalAddress(), nil)
 			br.serve(addr2)
 		}

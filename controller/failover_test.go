@@ -37,7 +37,7 @@ func TestStandby_points_to_the_active_controller_and_takes_over(t *testing.T) {
 		if got := rpcerr.Info(err).GetMetadata()["address"]; got != addr1 {
 			t.Errorf("the standby points to %q", got)
 		}
-		epoch, before := b.controllerEpoch, b.partition(topic, 0)
+		epoch, before := b.toldBy(), b.partition(topic, 0)
 		start := time.Now()
 		first.stop(t)
 		b.failure()
@@ -48,8 +48,8 @@ func TestStandby_points_to_the_active_controller_and_takes_over(t *testing.T) {
 		}
 		b.serve(addr2)
 		defer b.leave()
-		if p := b.partition(topic, 0); b.controllerEpoch <= epoch || !cmp.Equal(p.GetPartitionEpoch(), before.GetPartitionEpoch()) {
-			t.Errorf("controller epoch %d after %d; partition %v, was %v", b.controllerEpoch, epoch, p, before)
+		if p := b.partition(topic, 0); b.toldBy() <= epoch || !cmp.Equal(p.GetPartitionEpoch(), before.GetPartitionEpoch()) {
+			t.Errorf("controller epoch %d after %d; partition %v, was %v", b.toldBy(), epoch, p, before)
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -162,21 +163,21 @@ type broker struct {
 	out       chan *controllerv1.SessionRequest
 	ended     chan struct{}
 	drain     chan struct{}
-	mute      bool // sends no heartbeats
-	lazy      bool // never says that it applied anything
 	conn      *grpc.ClientConn
 	wg        sync.WaitGroup // of the session's goroutines
 	shape     controllerv1.ReplicaShape
 	shapes    map[string]*controllerv1.ReplicaReport // by topic id/partition; else shape
 	noRecover bool
-	stubborn  int  // hand-overs it puts off before it releases; -1: all
-	deaf      bool // does not answer hand-overs
 	handOvers chan *controllerv1.HandOver
 	rejected  chan *controllerv1.IsrRejection
 
 	// mu guards the fields below
 	mu sync.Mutex
 
+	mute            bool // sends no heartbeats
+	lazy            bool // never says that it applied anything
+	stubborn        int  // hand-overs it puts off before it releases; -1: all
+	deaf            bool // does not answer hand-overs
 	epoch           int64
 	controllerEpoch int64
 	revision        int64
@@ -209,13 +210,14 @@ func (w *world) newBroker(id int32) *broker {
 func (b *broker) restarted() *broker {
 	n := b.w.newBroker(b.register.GetBroker().GetBrokerId())
 	n.register.Broker.DirectoryId = b.register.GetBroker().GetDirectoryId()
-	n.register.ClusterId = b.register.GetClusterId()
+	n.register.ClusterId = b.cluster()
 	return n
 }
 
-// join opens a session with the controller at an address.
+// join opens a session with the controller at an address. An earlier one must have ended.
 func (b *broker) join(addr string) {
 	b.w.t.Helper()
+	b.wg.Wait()
 	conn, err := rpcserver.Dial(addr, rpcserver.DialOptions{Dial: b.w.dial})
 	if err != nil {
 		b.w.t.Fatal(err)
@@ -229,8 +231,9 @@ func (b *broker) join(addr string) {
 	b.out, b.ended, b.drain = make(chan *controllerv1.SessionRequest, 1000), make(chan struct{}), make(chan struct{})
 	b.topics, b.partitions, b.brokers = map[string]*controllerv1.TopicRecord{}, map[string]*controllerv1.PartitionRecord{}, map[int32]*controllerv1.BrokerRecord{}
 	b.changed, b.err, b.pieces, b.deltas, b.revision = make(chan struct{}), nil, nil, nil, 0
+	register := proto.CloneOf(b.register)
 	b.mu.Unlock()
-	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Register{Register: b.register}}
+	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Register{Register: register}}
 	b.wg.Go(b.sendAll)
 	b.wg.Go(b.receiveAll)
 	b.wg.Go(b.beat)
@@ -349,7 +352,7 @@ func (b *broker) take(resp *controllerv1.SessionResponse) {
 	}
 }
 
-// handOver answers as a leader whose parked records are committed does.
+// handOver, called with mu held, answers as a leader whose parked records are committed does.
 func (b *broker) handOver(h *controllerv1.HandOver) {
 	b.handOvers <- h
 	if b.deaf {
@@ -429,6 +432,20 @@ func (b *broker) locked(fn func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	fn()
+}
+
+// cluster returns the id of the cluster that the broker belongs to, if it knows it.
+func (b *broker) cluster() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.register.GetClusterId()
+}
+
+// toldBy returns the epoch of the controller that spoke last.
+func (b *broker) toldBy() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.controllerEpoch
 }
 
 func (b *broker) phase(id int32) controllerv1.BrokerPhase {

@@ -3,6 +3,7 @@ package controller_test
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,9 +129,10 @@ func TestUncertainProposal_is_resolved_before_the_next_snapshot(t *testing.T) {
 				t := w.t
 				lead := b[0]
 				before := lead.partition(topic, 0)
-				cut := true
+				var cut atomic.Bool
+				cut.Store(true)
 				w.kv.Inject(func([]store.Write) storetest.Fault {
-					if cut {
+					if cut.Load() {
 						return fault
 					}
 					return storetest.FaultNone
@@ -142,7 +144,7 @@ func TestUncertainProposal_is_resolved_before_the_next_snapshot(t *testing.T) {
 				lead.propose(1, topic, 0, lead.id(), b[1].id())
 				wantReason(t, "the session", lead.failure(), runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH)
 				lead.conn.Close()
-				cut = false
+				cut.Store(false)
 				w.kv.SetReadsDown(false)
 				lead.join(addr1)
 				lead.until("the snapshot", func() bool { return lead.revision > 0 })
@@ -187,6 +189,7 @@ func TestProposal_of_an_earlier_session_is_dropped(t *testing.T) {
 		busy.Wait()
 		second.until("the snapshot", func() bool { return second.revision > 0 })
 		time.Sleep(time.Second)
+		synctest.Wait()
 		for _, d := range second.deltas {
 			for _, o := range d.GetObjects() {
 				if o.GetPartition().GetTopicId() == topic {
@@ -217,7 +220,7 @@ func TestShutdown_waits_for_the_leader_to_release(t *testing.T) {
 			three(t, func(w *world, _ controllerv1.ControllerServiceClient, b []*broker, topic string) {
 				t := w.t
 				lead, other := b[0], b[1]
-				lead.stubborn, lead.deaf = tt.stubborn, tt.deaf
+				lead.locked(func() { lead.stubborn, lead.deaf = tt.stubborn, tt.deaf })
 				start := time.Now()
 				lead.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_ShuttingDown{ShuttingDown: &controllerv1.ShuttingDown{}}}
 				<-lead.drain
@@ -275,7 +278,7 @@ func TestPreferredLeader_is_put_off(t *testing.T) {
 			TopicId: topic, Partition: 0, LeaderEpoch: 1, Reason: "test",
 		}}}
 		other.until("the move", func() bool { return other.partitions[partitionName(topic, 0)].GetLeader() == other.id() })
-		other.stubborn = 1
+		other.locked(func() { other.stubborn = 1 })
 		start := time.Now()
 		other.until("the preferred leader", func() bool { return other.partitions[partitionName(topic, 0)].GetLeader() == preferred.id() })
 		if took := time.Since(start); took < 2*time.Minute || len(other.handOvers) != 2 {
@@ -289,7 +292,7 @@ func TestLeadershipRequest(t *testing.T) {
 		three(t, func(w *world, _ controllerv1.ControllerServiceClient, b []*broker, topic string) {
 			t := w.t
 			lead, other := b[0], b[1]
-			lead.deaf = true // it is stuck, and is replaced all the same
+			lead.locked(func() { lead.deaf = true }) // it is stuck, and is replaced all the same
 			ask := func(from *broker, epoch int64) {
 				from.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Leadership{Leadership: &controllerv1.LeadershipRequest{
 					TopicId: topic, Partition: 0, LeaderEpoch: epoch, Reason: "stalled", Suspect: suspect,

@@ -90,7 +90,7 @@ func (b *broker) open() *door { return b.openAs(func(*replicav1.ProbeResponse) {
 // openAs has something else answer.
 func (b *broker) openAs(change func(*replicav1.ProbeResponse)) *door {
 	rec := b.register.GetBroker()
-	d := &door{answer: &replicav1.ProbeResponse{ClusterId: b.register.GetClusterId(), BrokerId: rec.GetBrokerId(), Incarnation: rec.GetIncarnation()}}
+	d := &door{answer: &replicav1.ProbeResponse{ClusterId: b.cluster(), BrokerId: rec.GetBrokerId(), Incarnation: rec.GetIncarnation()}}
 	change(d.answer)
 	lis, err := b.w.listen(context.Background(), rec.GetInternalAddress())
 	if err != nil {

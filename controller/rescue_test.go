@@ -94,15 +94,15 @@ func TestFenceBroker_holds_until_the_process_starts_anew(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		p := other.partition(topic, 0)
-		if other.phaseLocked(lead.id()) != fenced || p.GetLeader() != other.id() || slices.Contains(p.GetIsr(), lead.id()) {
-			t.Errorf("broker %v, partition %v", other.phaseLocked(lead.id()), p)
+		if other.phase(lead.id()) != fenced || p.GetLeader() != other.id() || slices.Contains(p.GetIsr(), lead.id()) {
+			t.Errorf("broker %v, partition %v", other.phase(lead.id()), p)
 		}
 		synctest.Wait()
 		// The same process stays out, with another session, too.
 		lead.leave()
 		lead.join(addr1)
 		time.Sleep(10 * time.Second)
-		if other.phaseLocked(lead.id()) != fenced {
+		if other.phase(lead.id()) != fenced {
 			t.Error("back with a new session")
 		}
 		lead.leave()
