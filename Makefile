@@ -118,7 +118,7 @@ failover: ## Measure how long lost leaders are missed: TRIALS of each kind
 .PHONY: soak
 soak: ## Try SOAK_SEEDS histories with power cuts, then random faults for SOAK_FAULTS
 	RUNNEL_SOAK_SEEDS=$(SOAK_SEEDS) go test -count 1 -timeout 120m ./internal/commitlog/... ./internal/vfs/...
-	$(MAKE) faults FAULTS=$(SOAK_FAULTS)
+	$(if $(filter-out 0,$(SOAK_FAULTS)),$(MAKE) faults FAULTS=$(SOAK_FAULTS))
 
 .PHONY: cross
 cross: ## Build for every platform

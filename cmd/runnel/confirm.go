@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 
 	"github.com/mattn/go-isatty"
 )
@@ -27,10 +28,11 @@ func (a *app) confirm(ctx context.Context, yes bool, question string) error {
 func (a *app) ask(ctx context.Context, question string) error {
 	fmt.Fprintf(a.err, "%s [y/N] ", question)
 	said := make(chan string, 1)
-	go func() {
+	var asking sync.WaitGroup // not waited for: a terminal may never answer, and the process ends
+	asking.Go(func() {
 		line, _ := bufio.NewReader(a.in).ReadString('\n') // no line is a no
 		said <- line
-	}()
+	})
 	select {
 	case <-ctx.Done():
 		return errInterrupted

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -39,7 +40,8 @@ func (p *patient) serve(t *testing.T) (addr string) {
 	s := grpc.NewServer()
 	runnelv1.RegisterAdminServiceServer(s, p)
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(lis) }()
+	var serving sync.WaitGroup
+	serving.Go(func() { ended <- s.Serve(lis) })
 	t.Cleanup(func() {
 		s.Stop()
 		if err := <-ended; err != nil {

