@@ -96,6 +96,17 @@ const (
 	// DEADLINE_EXCEEDED. OUTCOME UNKNOWN: the batch was, or may have been, appended, and it cannot be said whether it stays. Only an idempotent producer may
 	// send it again without risk of a duplicate. Metadata: baseOffset where known.
 	ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN ErrorReason = 57
+	// FAILED_PRECONDITION. The batch's sequence does not follow the last one stored of this producer: an earlier batch is missing, or the batch overlaps one
+	// that is stored with other boundaries. This batch was not stored. Send the missing batches first, if it is known that they were not stored; else take a
+	// new producer id for what comes next. Metadata: producerId, producerEpoch, baseSequence, expectedSequence.
+	ErrorReason_ERROR_REASON_OUT_OF_ORDER_SEQUENCE ErrorReason = 60
+	// FAILED_PRECONDITION. OUTCOME UNKNOWN: the partition's log knows too little of this producer to say whether this batch was stored before: it is older than
+	// the batches kept of each producer, or what was kept was lost or has expired. Do not number it anew and send it again, that may store it twice. Report it
+	// as unknown, and take a new producer id for what comes next. Metadata: producerId, producerEpoch, baseSequence, expectedSequence where known.
+	ErrorReason_ERROR_REASON_PRODUCER_STATE_LOST ErrorReason = 61
+	// FAILED_PRECONDITION. A batch with a higher producer epoch is stored: this instance of the producer was replaced. The batch was not stored. Stop, or take
+	// a new producer id. Metadata: producerId, producerEpoch, currentEpoch.
+	ErrorReason_ERROR_REASON_FENCED_PRODUCER ErrorReason = 62
 	// RESOURCE_EXHAUSTED. The disk is nearly full: writes are refused, reads and deletes go on. Wait, or free space. Metadata: freeBytes.
 	ErrorReason_ERROR_REASON_STORAGE_FULL ErrorReason = 70
 	// UNAVAILABLE. The storage of this broker failed, and it is going down. Retry: another replica takes over where there is one.
@@ -155,6 +166,9 @@ var (
 		55: "ERROR_REASON_STALE_METADATA",
 		56: "ERROR_REASON_NOT_ENOUGH_REPLICAS",
 		57: "ERROR_REASON_COMMIT_UNCERTAIN",
+		60: "ERROR_REASON_OUT_OF_ORDER_SEQUENCE",
+		61: "ERROR_REASON_PRODUCER_STATE_LOST",
+		62: "ERROR_REASON_FENCED_PRODUCER",
 		70: "ERROR_REASON_STORAGE_FULL",
 		71: "ERROR_REASON_STORAGE_FAILED",
 		72: "ERROR_REASON_TOO_MANY_INFLIGHT",
@@ -200,6 +214,9 @@ var (
 		"ERROR_REASON_STALE_METADATA":             55,
 		"ERROR_REASON_NOT_ENOUGH_REPLICAS":        56,
 		"ERROR_REASON_COMMIT_UNCERTAIN":           57,
+		"ERROR_REASON_OUT_OF_ORDER_SEQUENCE":      60,
+		"ERROR_REASON_PRODUCER_STATE_LOST":        61,
+		"ERROR_REASON_FENCED_PRODUCER":            62,
 		"ERROR_REASON_STORAGE_FULL":               70,
 		"ERROR_REASON_STORAGE_FAILED":             71,
 		"ERROR_REASON_TOO_MANY_INFLIGHT":          72,
@@ -245,7 +262,7 @@ var File_runnel_v1_error_reason_proto protoreflect.FileDescriptor
 
 const file_runnel_v1_error_reason_proto_rawDesc = "" +
 	"\n" +
-	"\x1crunnel/v1/error_reason.proto\x12\trunnel.v1*\xbf\v\n" +
+	"\x1crunnel/v1/error_reason.proto\x12\trunnel.v1*\xaf\f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -279,7 +296,10 @@ const file_runnel_v1_error_reason_proto_rawDesc = "" +
 	"\x13ERROR_REASON_MOVING\x106\x12\x1f\n" +
 	"\x1bERROR_REASON_STALE_METADATA\x107\x12$\n" +
 	" ERROR_REASON_NOT_ENOUGH_REPLICAS\x108\x12!\n" +
-	"\x1dERROR_REASON_COMMIT_UNCERTAIN\x109\x12\x1d\n" +
+	"\x1dERROR_REASON_COMMIT_UNCERTAIN\x109\x12&\n" +
+	"\"ERROR_REASON_OUT_OF_ORDER_SEQUENCE\x10<\x12$\n" +
+	" ERROR_REASON_PRODUCER_STATE_LOST\x10=\x12 \n" +
+	"\x1cERROR_REASON_FENCED_PRODUCER\x10>\x12\x1d\n" +
 	"\x19ERROR_REASON_STORAGE_FULL\x10F\x12\x1f\n" +
 	"\x1bERROR_REASON_STORAGE_FAILED\x10G\x12\"\n" +
 	"\x1eERROR_REASON_TOO_MANY_INFLIGHT\x10H\x12\x1b\n" +
