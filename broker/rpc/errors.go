@@ -96,7 +96,7 @@ func Rules() []rpcerr.Rule {
 		{Err: errStoreFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL},
 		{Err: errInternal, Code: codes.Internal, Reason: internal, OutcomeUnknown: unknownOut},
 	}
-	return slices.Concat(own, LogRules(), router.Rules())
+	return slices.Concat(own, LogRules(), groupRules(), router.Rules())
 }
 
 // An errorTable spells errors inside answers, and logs those that it does not
