@@ -75,6 +75,10 @@ type load struct {
 	// acked is when the newest record of each partition that is acknowledged
 	// was sent.
 	acked [txnsPartitions]time.Time
+	// heard is when each partition had a record acknowledged last, and silent
+	// the longest time between two of those since silence was asked.
+	heard  [txnsPartitions]time.Time
+	silent time.Duration
 }
 
 // startLoad begins to write and to read. Reader 0 is for the end.
@@ -165,9 +169,26 @@ func (l *load) outcome(producer int, n int64, at time.Time, r client.Result) {
 	defer l.mu.Unlock()
 	if r.Err != nil {
 		l.why[unnumbered(r.Err)]++
-	} else if at.After(l.acked[r.Partition]) {
+		return
+	}
+	now := time.Now()
+	if last := l.heard[r.Partition]; !last.IsZero() {
+		l.silent = max(l.silent, now.Sub(last))
+	}
+	l.heard[r.Partition] = now
+	if at.After(l.acked[r.Partition]) {
 		l.acked[r.Partition] = at
 	}
+}
+
+// silence returns the longest time that any partition had nothing acknowledged
+// since it was asked before.
+func (l *load) silence() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.silent
+	l.silent = 0
+	return s
 }
 
 // unnumbered returns an error's text with N for each number, so that those that
