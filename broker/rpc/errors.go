@@ -37,6 +37,7 @@ var (
 // What the broker's own services refuse.
 var (
 	errRequest    = errors.New("invalid request")
+	errUnasked    = errors.New("no controller could be asked")
 	errInflight   = errors.New("too many requests are unanswered")
 	errOverloaded = errors.New("no resources to spare")
 )
@@ -78,6 +79,7 @@ func Rules() []rpcerr.Rule {
 		{Err: metadata.ErrClusterMismatch, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_CLUSTER_MISMATCH},
 		{Err: metadata.ErrDuplicateBroker, Code: codes.AlreadyExists, Reason: runnelv1.ErrorReason_ERROR_REASON_DUPLICATE_BROKER},
 		{Err: metadata.ErrNoController, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: unknownOut},
+		{Err: errUnasked, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE},
 		{Err: topicconfig.ErrInvalid, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_CONFIG},
 
 		{Err: errRequest, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},

@@ -44,9 +44,11 @@ func (e *NotActiveError) Metadata() map[string]string {
 	return map[string]string{"address": e.Address, "controller": e.Controller}
 }
 
-// Rules is the one table that says how this controller's errors cross the wire.
+// Rules is the one table that says how this controller's errors cross the wire. The first match counts: what is unknown stands
+// before its causes, so that NOT_CONTROLLER means that nothing was changed.
 func Rules() []rpcerr.Rule {
 	return []rpcerr.Rule{
+		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 		{Err: state.ErrInvalidRequest, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: state.ErrInvalidName, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME},
 		{Err: state.ErrInvalidPartitions, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_PARTITIONS},
@@ -72,7 +74,6 @@ func Rules() []rpcerr.Rule {
 		{Err: store.ErrFenced, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: store.ErrConflict, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_CONFLICT},
 		{Err: store.ErrFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL, OutcomeUnknown: true},
-		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 	}
 }
 
