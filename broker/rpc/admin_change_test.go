@@ -61,17 +61,18 @@ func (c *clerk) CreateTopics(_ context.Context, req *controllerv1.CreateTopicsRe
 type office struct {
 	*AdminService
 
+	t     *testing.T
 	clerk *clerk
 	deaf  atomic.Bool // nobody listens at the controller's address
 	// hangUp breaks every connection to the controller.
 	hangUp func()
 }
 
-func withOffice(t *testing.T, c *clerk, f func(t *testing.T, o *office)) {
+func withOffice(t *testing.T, c *clerk, f func(o *office)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c.Controller = metadatatest.New()
-		o := &office{clerk: c}
+		o := &office{clerk: c, t: t}
 		lis := bufconn.Listen(1 << 20)
 		srv := grpc.NewServer(grpc.WaitForHandlers(true))
 		controllerv1.RegisterControllerServiceServer(srv, c)
@@ -115,7 +116,7 @@ func withOffice(t *testing.T, c *clerk, f func(t *testing.T, o *office)) {
 		}()
 		defer srv.Stop()
 		synctest.Wait()
-		f(t, o)
+		f(o)
 	})
 }
 
@@ -128,6 +129,7 @@ func (*testIdentity) Remember(string, int64) error  { return nil }
 
 // notController is how a controller refuses that is not the active one.
 func notController(t *testing.T) error {
+	t.Helper()
 	st, err := status.New(codes.FailedPrecondition, "not active").WithDetails(&errdetails.ErrorInfo{Reason: "NOT_CONTROLLER", Domain: rpcerr.Domain})
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +146,8 @@ func TestChange_waitsForAController(t *testing.T) {
 		}
 		return nil
 	}}
-	withOffice(t, c, func(t *testing.T, o *office) {
+	withOffice(t, c, func(o *office) {
+		t := o.t
 		resp, err := o.AlterTopicConfigs(t.Context(), &runnelv1.AlterTopicConfigsRequest{Topic: "t"})
 		if err != nil || resp.GetTopicId() != "done" || c.calls.Load() != 4 {
 			t.Errorf("after a takeover: %v, %v, %d calls", resp, err, c.calls.Load())
@@ -170,7 +173,8 @@ func TestChange_waitsForAController(t *testing.T) {
 // When no controller comes in time, the error is that nothing was changed.
 func TestChange_saysThatNothingWasChanged(t *testing.T) {
 	c := &clerk{alter: func(context.Context, int32) error { return notController(t) }}
-	withOffice(t, c, func(t *testing.T, o *office) {
+	withOffice(t, c, func(o *office) {
+		t := o.t
 		for name, prepare := range map[string]func(){
 			"a standby":        func() {},
 			"nobody listening": func() { o.deaf.Store(true); o.hangUp(); synctest.Wait() },
@@ -202,7 +206,8 @@ func TestChange_isNotRepeatedWhenItMayHaveBeenMade(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	withOffice(t, c, func(t *testing.T, o *office) {
+	withOffice(t, c, func(o *office) {
+		t := o.t
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		wg.Go(func() {
@@ -236,7 +241,8 @@ func TestChangeEach_repeatsWhatWasRefused(t *testing.T) {
 		return nil
 	}}
 	req := &runnelv1.CreateTopicsRequest{Topics: []*runnelv1.NewTopic{{Name: "a"}, {Name: "b"}, {Name: "there"}, {Name: "c"}}, Timeout: durationpb.New(time.Second)}
-	withOffice(t, c, func(t *testing.T, o *office) {
+	withOffice(t, c, func(o *office) {
+		t := o.t
 		resp, err := o.CreateTopics(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
@@ -263,7 +269,8 @@ func TestChangeEach_repeatsWhatWasRefused(t *testing.T) {
 // Soon after a controller was lost, a description waits for the next one; long
 // after, it says at once that there is none.
 func TestDescribeCluster_namesTheNextController(t *testing.T) {
-	withOffice(t, &clerk{}, func(t *testing.T, o *office) {
+	withOffice(t, &clerk{}, func(o *office) {
+		t := o.t
 		named := func() (string, time.Duration) {
 			start := time.Now()
 			resp, err := o.DescribeCluster(t.Context(), &runnelv1.DescribeClusterRequest{})

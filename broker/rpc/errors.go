@@ -72,6 +72,7 @@ func Rules() []rpcerr.Rule {
 		{Err: partition.ErrShuttingDown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
 
 		{Err: metadata.ErrInvalidName, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME},
+		{Err: metadata.ErrInvalidID, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: metadata.ErrTopicNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 		{Err: metadata.ErrPartitionNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
 		{Err: metadata.ErrTopicIDMismatch, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},

@@ -48,7 +48,6 @@ func (e *NotActiveError) Metadata() map[string]string {
 // before its causes, so that NOT_CONTROLLER means that nothing was changed.
 func Rules() []rpcerr.Rule {
 	return []rpcerr.Rule{
-		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 		{Err: state.ErrInvalidRequest, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: state.ErrInvalidName, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME},
 		{Err: state.ErrInvalidPartitions, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_PARTITIONS},
@@ -69,6 +68,7 @@ func Rules() []rpcerr.Rule {
 		{Err: sessions.ErrUncertain, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: mirror.ErrLagging, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: ErrStopping, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
+		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 		{Err: ErrNotActive, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: active.ErrEnded, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: store.ErrFenced, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
