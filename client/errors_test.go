@@ -100,8 +100,8 @@ func TestEveryReasonHasAnError(t *testing.T) {
 		ErrTopicExists, ErrInvalidTopicName, ErrInvalidPartitions, ErrInvalidReplicationFactor, ErrInvalidConfig, ErrTopicInternal, ErrCorruptBatch,
 		ErrRecordTooLarge, ErrUnsupportedCompression, ErrInvalidTimestamp, ErrInvalidRecord, ErrOffsetOutOfRange, ErrOffsetNotAvailable,
 		ErrLogTruncated, ErrLogCorrupt, ErrNotLeader, ErrNoLeader, ErrFencedLeaderEpoch, ErrLeaderUnconfirmed, ErrMoving, ErrStaleMetadata,
-		ErrNotEnoughReplicas, ErrCommitUncertain, ErrStorageFull, ErrStorageFailed, ErrTooManyInflight, ErrOverloaded, ErrControllerUnavailable,
-		ErrConflict, ErrMetadataStoreFull,
+		ErrNotEnoughReplicas, ErrCommitUncertain, ErrOutOfOrderSequence, ErrProducerStateLost, ErrFencedProducer, ErrStorageFull, ErrStorageFailed, ErrTooManyInflight, ErrOverloaded, ErrControllerUnavailable,
+		ErrConflict, ErrMetadataStoreFull, ErrGroupNotFound, ErrGroupNotEmpty, ErrInvalidGroup, ErrInvalidSubscription, ErrUnknownMember, ErrFencedMember, ErrFencedMemberEpoch, ErrStaleAssignment, ErrNotCoordinator, ErrCoordinatorLoading, ErrGroupFull, ErrGroupStateUnreadable,
 	}
 	inside := map[string]bool{"": true, "NOT_CONTROLLER": true, "DUPLICATE_BROKER": true, "CLUSTER_MISMATCH": true, "STALE_BROKER_EPOCH": true}
 	have := map[string]bool{}

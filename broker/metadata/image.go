@@ -76,6 +76,9 @@ type Topic struct {
 	Set, Cluster map[string]string
 	// RF is the replication factor.
 	RF int
+	// TargetRF is what the replication factor of an internal topic grows to as
+	// brokers come; 0: it stays as it is.
+	TargetRF int
 	// Partitions are indexed by number. One whose record has not arrived yet
 	// has no replicas and no leader.
 	Partitions []Partition

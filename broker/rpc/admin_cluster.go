@@ -146,6 +146,10 @@ func checkTopic(f *findings, t *metadata.Topic) {
 	if t.ConfigErr != nil {
 		f.add(warning, "config_not_understood", t.Name, "this version does not understand the topic's configuration, and uses its defaults instead: %v", t.ConfigErr)
 	}
+	if t.RF < t.TargetRF {
+		f.add(warning, "internal_topic_growing", t.Name,
+			"%d of the %d replicas it is to have: the loss of few brokers can lose it; start more brokers, and it is given replicas on them by itself", t.RF, t.TargetRF)
+	}
 	for n := range t.Partitions {
 		p := &t.Partitions[n]
 		subject := fmt.Sprintf("%s/%d", t.Name, n)

@@ -16,6 +16,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/topicconfig"
@@ -71,6 +72,11 @@ func Rules() []rpcerr.Rule {
 		{Err: partition.ErrDeleted, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 		{Err: partition.ErrShuttingDown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
 
+		{Err: producer.ErrOutOfOrder, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_OUT_OF_ORDER_SEQUENCE},
+		{Err: producer.ErrStateLost, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_PRODUCER_STATE_LOST, OutcomeUnknown: unknownOut},
+		{Err: producer.ErrFenced, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_FENCED_PRODUCER},
+		{Err: producer.ErrTooMany, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_OVERLOADED, RetryAfter: overloadedRetry},
+
 		{Err: metadata.ErrInvalidName, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME},
 		{Err: metadata.ErrInvalidID, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: metadata.ErrTopicNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
@@ -93,7 +99,7 @@ func Rules() []rpcerr.Rule {
 		{Err: errStoreFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL},
 		{Err: errInternal, Code: codes.Internal, Reason: internal, OutcomeUnknown: unknownOut},
 	}
-	return slices.Concat(own, LogRules(), router.Rules())
+	return slices.Concat(own, LogRules(), groupRules(), router.Rules())
 }
 
 // An errorTable spells errors inside answers, and logs those that it does not

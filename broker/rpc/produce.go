@@ -17,9 +17,9 @@ import (
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
-// A producer is one Produce stream, or one Append call. The reader's goroutine
+// A produceSession is one Produce stream, or one Append call. The reader's goroutine
 // takes requests in and appends; the handler's goroutine sends the answers.
-type producer struct {
+type produceSession struct {
 	svc   *LogService
 	calls callBook
 	// slots limits the calls that were read and not answered; the reader puts
@@ -50,8 +50,8 @@ type producer struct {
 	sending []*produceCall
 }
 
-func (s *LogService) newProducer() *producer {
-	p := &producer{svc: s, slots: make(chan struct{}, s.opts.MaxInflight), stop: make(chan struct{})}
+func (s *LogService) newProducer() *produceSession {
+	p := &produceSession{svc: s, slots: make(chan struct{}, s.opts.MaxInflight), stop: make(chan struct{})}
 	p.calls.init(s.metrics.parked)
 	return p
 }
@@ -71,7 +71,7 @@ func (s *LogService) produce(ss grpc.ServerStream) error {
 
 // receive reads requests until the stream ends, the client half-closes, or the
 // broker has said its last word.
-func (p *producer) receive(ss grpc.ServerStream) {
+func (p *produceSession) receive(ss grpc.ServerStream) {
 	ctx := ss.Context()
 	var msg wire.Message
 	for {
@@ -114,7 +114,7 @@ func (p *producer) receive(ss grpc.ServerStream) {
 
 // send sends answers until all that was read is answered and nothing more is to
 // be read.
-func (p *producer) send(ss grpc.ServerStream) error {
+func (p *produceSession) send(ss grpc.ServerStream) error {
 	ctx := ss.Context()
 	now := time.Now()
 	bye := p.svc.farewell(now)
@@ -159,7 +159,7 @@ func (p *producer) send(ss grpc.ServerStream) error {
 }
 
 // flush sends the answers there are.
-func (p *producer) flush(ss grpc.ServerStream) (bookState, error) {
+func (p *produceSession) flush(ss grpc.ServerStream) (bookState, error) {
 	var state bookState
 	p.sending, state = p.calls.take(p.sending[:0])
 	for _, c := range p.sending {
@@ -175,7 +175,7 @@ func (p *producer) flush(ss grpc.ServerStream) (bookState, error) {
 }
 
 // answer makes p.resp the answer to c.
-func (p *producer) answer(c *produceCall) {
+func (p *produceSession) answer(c *produceCall) {
 	p.resp = wire.ProduceResponse{
 		RequestID: c.id, Partition: wire.None, BaseOffset: wire.None, AppendTimeMs: wire.None, LogStart: wire.None,
 		Results: p.resp.Results[:0],

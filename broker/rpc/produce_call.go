@@ -14,7 +14,7 @@ import (
 
 // A produceCall is one request from when it was read until it is answered.
 type produceCall struct {
-	p  *producer
+	p  *produceSession
 	id uint64
 	// err is why the whole request failed; nothing was sent anywhere then.
 	err error
@@ -119,7 +119,7 @@ func (b *callBook) signal() {
 }
 
 // admit begins a call; nil when the stream takes no more.
-func (b *callBook) admit(p *producer) *produceCall {
+func (b *callBook) admit(p *produceSession) *produceCall {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 

@@ -19,14 +19,14 @@ type timeLimit struct {
 
 // goesAway reports whether a failure to write here means that the router is to
 // find who can take the write.
-func (p *producer) goesAway(err error) bool {
+func (p *produceSession) goesAway(err error) bool {
 	return p.svc.opts.Router != nil && p.req.Routing != int32(runnelv1.Routing_ROUTING_DIRECT) && router.Routable(err)
 }
 
 // leadsHere reports whether part is to be tried on this broker first. It is not
 // while earlier parts of the stream for the same partition are on their way
 // elsewhere: they come first.
-func (p *producer) leadsHere(pt *producePart) bool {
+func (p *produceSession) leadsHere(pt *producePart) bool {
 	switch {
 	case pt.part == nil:
 		return false
@@ -40,7 +40,7 @@ func (p *producer) leadsHere(pt *producePart) bool {
 
 // forward gives part i of the present request to the router, which tells done.
 // An error means that it did not.
-func (p *producer) forward(
+func (p *produceSession) forward(
 	pt *producePart, i int, t *metadata.Topic, buf *[]byte, limit timeLimit, done func(router.Result),
 ) (*router.Write, error) {
 	w := &router.Write{
@@ -62,7 +62,7 @@ func (p *producer) forward(
 }
 
 // pack makes the records of part i the batch of w.
-func (p *producer) pack(w *router.Write, i int, t *metadata.Topic) error {
+func (p *produceSession) pack(w *router.Write, i int, t *metadata.Topic) error {
 	b := p.svc.builder(limits(t))
 	defer p.svc.builders.Put(b)
 	batch, err := p.build(b, i)
@@ -77,7 +77,7 @@ func (p *producer) pack(w *router.Write, i int, t *metadata.Topic) error {
 }
 
 // storeUnanswered is append for what nobody waits for.
-func (p *producer) storeUnanswered(pt *producePart, i int, t *metadata.Topic, buf *[]byte, limit timeLimit) error {
+func (p *produceSession) storeUnanswered(pt *producePart, i int, t *metadata.Topic, buf *[]byte, limit timeLimit) error {
 	if p.leadsHere(pt) {
 		_, err := p.store(pt, i, t, *buf)
 		if err == nil || !p.goesAway(err) {
@@ -94,7 +94,7 @@ func (p *producer) storeUnanswered(pt *producePart, i int, t *metadata.Topic, bu
 
 // throttle waits until the stream holds less than it may for other brokers;
 // false when the handler has returned.
-func (p *producer) throttle() bool {
+func (p *produceSession) throttle() bool {
 	if p.away == nil {
 		return true
 	}
@@ -112,7 +112,7 @@ func (p *producer) throttle() bool {
 }
 
 // leave takes leave of what is on its way to other brokers.
-func (p *producer) leave() {
+func (p *produceSession) leave() {
 	if p.away != nil {
 		p.away.Detach()
 	}

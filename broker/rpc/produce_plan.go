@@ -35,7 +35,7 @@ type recordRef struct {
 const maxScratch = 1 << 16
 
 // check says what is wrong with a request, whatever the topic is.
-func (p *producer) check(c *produceCall) error {
+func (p *produceSession) check(c *produceCall) error {
 	r := &p.req
 	kinds := 0
 	for _, set := range []bool{r.HasBatch, r.Records > 0, r.TextRecords > 0} {
@@ -71,7 +71,7 @@ func (p *producer) check(c *produceCall) error {
 
 // topic finds the topic of the request, and remembers it while the image is the
 // same: most streams write to one.
-func (p *producer) topic(ctx context.Context) (*metadata.Topic, error) {
+func (p *produceSession) topic(ctx context.Context) (*metadata.Topic, error) {
 	img := p.svc.opts.Store.Load()
 	f, r := &p.found, &p.req
 	if f.topic == nil || f.image != img || f.topic.Name != string(r.Topic) || r.TopicID != nil && f.id != string(r.TopicID) {
@@ -94,7 +94,7 @@ func limits(t *metadata.Topic) record.Limits {
 
 // handle does a request that was parsed: it appends its parts, and answers when
 // they are where acks wants them. buf is what the request was parsed from.
-func (p *producer) handle(ctx context.Context, c *produceCall, buf *[]byte) {
+func (p *produceSession) handle(ctx context.Context, c *produceCall, buf *[]byte) {
 	c.id = p.req.RequestID
 	err := p.check(c)
 	var t *metadata.Topic
@@ -125,7 +125,7 @@ func (p *producer) handle(ctx context.Context, c *produceCall, buf *[]byte) {
 
 // handleUnanswered answers first, and then appends. Nobody hears what became of
 // it; the metrics do.
-func (p *producer) handleUnanswered(c *produceCall, t *metadata.Topic, buf *[]byte) {
+func (p *produceSession) handleUnanswered(c *produceCall, t *metadata.Topic, buf *[]byte) {
 	// The answer may be sent, and the call reused, while the parts are appended.
 	parts := slices.Clone(c.parts)
 	limit := timeLimit{c.timeout, c.deadline}
@@ -145,7 +145,7 @@ func (p *producer) handleUnanswered(c *produceCall, t *metadata.Topic, buf *[]by
 }
 
 // plan finds out which parts the call has, and their partitions.
-func (p *producer) plan(c *produceCall, t *metadata.Topic) error {
+func (p *produceSession) plan(c *produceCall, t *metadata.Topic) error {
 	r := &p.req
 	if r.HasPartition {
 		if _, err := t.Find(r.Partition); err != nil {
@@ -167,7 +167,7 @@ func (p *producer) plan(c *produceCall, t *metadata.Topic) error {
 
 // addPart adds the part for partition n. That this broker has no copy is the
 // part's failure, unless it is to be sent to another one; it is returned too.
-func (p *producer) addPart(c *produceCall, t *metadata.Topic, n int32) error {
+func (p *produceSession) addPart(c *produceCall, t *metadata.Topic, n int32) error {
 	part, err := p.svc.opts.Partitions.Get(t.ID, n)
 	if err != nil {
 		part = nil
@@ -183,7 +183,7 @@ func (p *producer) addPart(c *produceCall, t *metadata.Topic, n int32) error {
 
 // spread finds the partition of each record: the one asked for, that of its
 // key, or, for all without a key, one that is chosen for this request.
-func (p *producer) spread(c *produceCall, t *metadata.Topic) error {
+func (p *produceSession) spread(c *produceCall, t *metadata.Topic) error {
 	r, pl := &p.req, &p.planner
 	pl.reset()
 	count := len(t.Partitions)
@@ -242,7 +242,7 @@ func (pl *planner) sort(places []recordPlace) {
 }
 
 // append stores part i of the call, and sees to its outcome.
-func (p *producer) append(c *produceCall, i int, t *metadata.Topic, buf *[]byte) {
+func (p *produceSession) append(c *produceCall, i int, t *metadata.Topic, buf *[]byte) {
 	pt := c.parts[i]
 	if p.leadsHere(pt) {
 		got, err := p.store(pt, i, t, *buf)

@@ -28,7 +28,7 @@ func (s *LogService) builder(lim record.Limits) *builder {
 
 // store appends part i of the present request. An error means that nothing of
 // it was stored, but for partition.ErrCommitUncertain.
-func (p *producer) store(pt *producePart, i int, t *metadata.Topic, buf []byte) (partition.Appended, error) {
+func (p *produceSession) store(pt *producePart, i int, t *metadata.Topic, buf []byte) (partition.Appended, error) {
 	if p.req.HasBatch {
 		batch, err := p.svc.validator.ParseBatch(buf, p.req.BatchStart, p.req.BatchEnd, limits(t))
 		if err != nil {
@@ -46,7 +46,7 @@ func (p *producer) store(pt *producePart, i int, t *metadata.Topic, buf []byte) 
 }
 
 // build makes the batch of part i from the records of the request.
-func (p *producer) build(b *builder, i int) (record.Batch, error) {
+func (p *produceSession) build(b *builder, i int) (record.Batch, error) {
 	pl := &p.planner
 	now := time.Now().UnixMilli()
 	for _, n := range pl.order[pl.first[i]:pl.first[i+1]] {
@@ -66,7 +66,7 @@ func (p *producer) build(b *builder, i int) (record.Batch, error) {
 }
 
 // commit checks what depends on the request, and appends.
-func (p *producer) commit(pt *producePart, t *metadata.Topic, batch *record.Batch) (partition.Appended, error) {
+func (p *produceSession) commit(pt *producePart, t *metadata.Topic, batch *record.Batch) (partition.Appended, error) {
 	if c := pt.call; c != nil && time.Now().After(c.deadline) {
 		return partition.Appended{}, fmt.Errorf("%s/%d: %w: nothing was stored in %s, try again", t.Name, pt.key.number, errNotInTime, c.timeout)
 	}

@@ -90,6 +90,32 @@ func (a *Active) createTopic(ctx context.Context, w state.NewTopic, onlyCheck bo
 	return nil
 }
 
+// EnsureInternal creates a topic that the system keeps for itself, unless it is there, and waits for up to wait until brokers know
+// of it.
+func (a *Active) EnsureInternal(ctx context.Context, w state.NewTopic, asker state.BrokerID, wait time.Duration) Result {
+	r := a.decide(ctx, func(ctx context.Context, r *Result) error {
+		var plan state.TopicPlan
+		var err error
+		id, now := uuid.New(), time.Now().UnixMilli()
+		a.view(func(i *state.Image) { plan, err = i.EnsureInternal(w, a.cfg.Defaults, id, now) })
+		if err != nil {
+			return err
+		}
+		r.Topic, r.Existed, r.revision = plan.Topic, plan.Existed, plan.Topic.Revision
+		if plan.Existed {
+			return nil
+		}
+		if r.revision, err = a.commit(ctx, plan.Changes); err != nil {
+			return fmt.Errorf("create topic %s: %w", w.Name, err)
+		}
+		a.Log.Info().Str("topic", w.Name).Stringer("topic_id", id).Int32("partitions", plan.Topic.Partitions).
+			Int32("replication_factor", plan.Topic.ReplicationFactor).Int32("broker", int32(asker)).Msg("internal topic created")
+		return nil
+	})
+	a.awaitOne(ctx, &r, wait)
+	return r
+}
+
 // DeleteTopics deletes topics, each for itself.
 func (a *Active) DeleteTopics(ctx context.Context, refs []state.Ref, onlyCheck bool, wait time.Duration, who string) []Result {
 	results := make([]Result, len(refs))

@@ -261,8 +261,8 @@ func (m *message) agree(b *Batch, facts setFacts) error {
 		return corruptf(-1, "record_count says %d, the record set has %d", v[fieldRecordCount], facts.count)
 	case m.has(fieldLastOffsetDelta) && v[fieldLastOffsetDelta] != uint64(facts.last):
 		return corruptf(-1, "last_offset_delta says %d, the last record's is %d", v[fieldLastOffsetDelta], facts.last)
-	case b.ProducerID != 0 && b.BaseSequence > math.MaxInt64-Sequence(facts.count):
-		return corruptf(-1, "base_sequence %d leaves no room for %d records", b.BaseSequence, facts.count)
+	case b.ProducerID != 0 && b.BaseSequence >= math.MaxInt64-Sequence(facts.last):
+		return corruptf(-1, "base_sequence %d leaves no room for a last_offset_delta of %d", b.BaseSequence, facts.last)
 	}
 	return nil
 }

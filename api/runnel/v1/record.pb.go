@@ -218,11 +218,12 @@ type RecordBatch struct {
 	Transactional *bool `protobuf:"varint,13,opt,name=transactional,proto3,oneof" json:"transactional,omitempty"`
 	// True for a transaction marker; never delivered to applications.
 	Control *bool `protobuf:"varint,14,opt,name=control,proto3,oneof" json:"control,omitempty"`
-	// 0 means no producer id.
+	// 0 means no producer id. Others are given by ProducerService.InitProducer.
 	ProducerId *int64 `protobuf:"fixed64,15,opt,name=producer_id,json=producerId,proto3,oneof" json:"producer_id,omitempty"`
 	// Fences older incarnations of producer_id.
 	ProducerEpoch *int64 `protobuf:"fixed64,16,opt,name=producer_epoch,json=producerEpoch,proto3,oneof" json:"producer_epoch,omitempty"`
-	// Sequence of the first record; -1 without producer_id.
+	// Sequence of the first record, counted from 0 in each partition; -1 without producer_id. A record's sequence is base_sequence plus its offset delta, so
+	// the producer's next batch in this partition has base_sequence + last_offset_delta + 1.
 	BaseSequence *int64 `protobuf:"fixed64,17,opt,name=base_sequence,json=baseSequence,proto3,oneof" json:"base_sequence,omitempty"`
 	// When the tombstones and markers in here may go; 0 until compaction sets it.
 	DeleteHorizonMs *int64 `protobuf:"fixed64,18,opt,name=delete_horizon_ms,json=deleteHorizonMs,proto3,oneof" json:"delete_horizon_ms,omitempty"`
