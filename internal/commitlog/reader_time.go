@@ -61,14 +61,14 @@ func (l *Log) offsetForTime(ms int64, end record.Offset) (off record.Offset, tsM
 // hole is the error for offsets below end that should follow segment i, and are
 // in no segment.
 func (l *Log) hole(v *view, i int, end record.Offset) error {
-	next := record.Offset(v.segments[i].next.Load())
+	next := max(record.Offset(v.segments[i].next.Load()), v.start)
 	if i+1 == len(v.segments) || next >= v.segments[i+1].base || next >= end {
 		return nil
 	}
 	if l.End() < end {
 		return errRetry // a truncation is under way, which lowers the end before the rest
 	}
-	return l.corruptError(v, i, v.segments[i].size.Load(), max(next, v.start), "no segment has them")
+	return l.corruptError(v, i, v.segments[i].size.Load(), next, "no segment has them")
 }
 
 // damagedBefore is the error for offsets below end that recovery could not
