@@ -14,17 +14,29 @@ import (
 // is before it is committed: see WhenCommitted. All errors but
 // ErrCommitUncertain mean that nothing was stored.
 func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	return p.append(b, epoch, false)
+}
+
+// AppendAtOnce is Append for a write that is answered without waiting for its
+// commit. It needs no minimum of replicas in sync, since nothing is promised
+// that they would have to keep; and only a confirmed leader takes it, since one
+// that was replaced unnoticed would answer for what nobody else ever sees.
+func (p *Partition) AppendAtOnce(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	return p.append(b, epoch, true)
+}
+
+func (p *Partition) append(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	p.writing <- struct{}{}
-	a, err := p.appendToken(b, epoch)
+	a, err := p.appendToken(b, epoch, atOnce)
 	<-p.writing
 	p.deliver()
 	return a, err
 }
 
 // appendToken needs the writing token.
-func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	st := p.state.Load()
-	if err := p.admit(st, epoch); err != nil {
+	if err := p.admit(st, epoch, atOnce); err != nil {
 		return Appended{}, err
 	}
 	t := p.Topic()
@@ -46,7 +58,7 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended,
 }
 
 // admit says why an append must be refused.
-func (p *Partition) admit(st *State, epoch *record.Epoch) error {
+func (p *Partition) admit(st *State, epoch *record.Epoch, atOnce bool) error {
 	if st.Err != nil {
 		return st.Err
 	}
@@ -60,7 +72,10 @@ func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 	if st.Moving {
 		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrMoving)
 	}
-	if !st.MinISRMet {
+	if atOnce && !p.Confirmed() {
+		return fmt.Errorf("%s: %w: nothing was stored, try again, or with acks ALL", p, ErrUnconfirmed)
+	}
+	if !atOnce && !st.MinISRMet {
 		p.mu.Lock()
 		isr, need := len(p.core.committed), p.core.minISR
 		p.mu.Unlock()
