@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +20,9 @@ import (
 // maxLine is the longest record that any topic takes, and some room for what
 // is around it.
 const maxLine = 3584 << 10
+
+// closeGrace is for what is on its way when the time of records is up.
+const closeGrace = 250 * time.Millisecond
 
 // shownErrors bounds how many lines are reported one by one.
 const shownErrors = 10
@@ -158,7 +162,8 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	// What was read is delivered, also after an interrupt; another one ends
 	// that.
 	release()
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout)
+	// A little more than the records have: each then says what was in its way.
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout+closeGrace)
 	closing, again := interruptible(closing)
 	_ = p.Close(closing) // what it means shows in the outcomes
 	again()
