@@ -212,9 +212,10 @@ func (e *Error) retriable() bool {
 		runnelv1.ErrorReason_ERROR_REASON_COORDINATOR_LOADING,
 		runnelv1.ErrorReason_ERROR_REASON_GROUP_FULL:
 		return true
+	case runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE:
+		return !e.OutcomeUnknown
 	case runnelv1.ErrorReason_ERROR_REASON_INTERNAL,
 		runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN,
-		runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE,
 		runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL:
 		return false
 	default:
@@ -260,7 +261,7 @@ func rpcError(err error) error {
 	}
 	if e.Reason != "" {
 		e.OutcomeUnknown = e.reason == runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN ||
-			e.reason == runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE ||
+			e.reason == runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE && e.Metadata["changed"] != "no" ||
 			e.reason == runnelv1.ErrorReason_ERROR_REASON_INTERNAL
 		return e
 	}

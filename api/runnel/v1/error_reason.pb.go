@@ -117,7 +117,8 @@ const (
 	ErrorReason_ERROR_REASON_OVERLOADED ErrorReason = 73
 	// FAILED_PRECONDITION. This controller is not the active one. Go to the one in the metadata. Metadata: controller, address.
 	ErrorReason_ERROR_REASON_NOT_CONTROLLER ErrorReason = 80
-	// UNAVAILABLE. No controller can be reached, or it did not answer in time. Whether the change was made is unknown: look before you ask again.
+	// UNAVAILABLE. No controller can be reached, or it did not answer in time. Whether the change was made is unknown: look before you ask again, unless the
+	// metadata say that it was not (changed: "no"). Metadata: changed where known.
 	ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE ErrorReason = 81
 	// ALREADY_EXISTS. Another process with this broker id is registered and alive. Metadata: broker.
 	ErrorReason_ERROR_REASON_DUPLICATE_BROKER ErrorReason = 82
