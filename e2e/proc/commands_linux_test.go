@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"encoding/json"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,10 +15,82 @@ const (
 	late     = 500 * time.Millisecond
 )
 
-// A command that can't be done while a broker is missing ends by --timeout,
-// fails, and names the broker (AD-10).
-func TestCLI_missingBroker(t *testing.T) {
+// What an operator types at a cluster.
+func TestCLI_cluster(t *testing.T) {
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, ControllerSet: []string{"cluster.session_timeout=1s", "cluster.fast_fencing=false"}})
+	t.Run("agreement", func(t *testing.T) { agreement(t, g) })
+	t.Run("missing broker", func(t *testing.T) { missingBroker(t, g) })
+}
+
+// agreed bounds the time until every broker gives the same answer.
+const agreed = 2 * time.Second
+
+// All brokers describe a topic alike soon after each change, with the epochs
+// that tell which picture is newer, and a change that hurts nobody shows
+// nothing under-replicated (AD-12).
+func agreement(t *testing.T, g *Group) {
+	here := g.Brokers[0]
+	same := func(what string, ok func(Result) bool) {
+		t.Helper()
+		changed := time.Now()
+		for {
+			answers := map[string]bool{}
+			right := true
+			var last Result
+			for _, b := range g.Brokers {
+				last = b.try(t, b.command(t, "topic", "describe", "moved", "--format", "json"))
+				answers[last.Stdout] = true
+				right = right && ok(last)
+			}
+			switch {
+			case len(answers) == 1 && right:
+				return
+			case time.Since(changed) > agreed:
+				t.Fatalf("%s: %d different answers after %v, the last\n%s%s", what, len(answers), time.Since(changed), last.Stdout, last.Stderr)
+			}
+		}
+	}
+	has := func(partitions int) func(Result) bool {
+		return func(r Result) bool {
+			var d struct {
+				ID         string
+				Partitions []struct {
+					Leader         int
+					LeaderEpoch    int64 `json:"leader_epoch"`
+					PartitionEpoch int64 `json:"partition_epoch"`
+					Replicas, ISR  []int
+				}
+			}
+			if json.Unmarshal([]byte(r.Stdout), &d) != nil || d.ID == "" || len(d.Partitions) != partitions {
+				return false
+			}
+			for _, p := range d.Partitions {
+				if p.Leader == 0 || p.LeaderEpoch == 0 || p.PartitionEpoch == 0 || len(p.ISR) != 3 || len(p.Replicas) != 3 {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	here.cli(t, "topic", "create", "moved", "--partitions", "3", "--replication-factor", "3")
+	same("created", has(3))
+	here.cli(t, "topic", "add-partitions", "moved", "--to", "5")
+	same("widened", has(5))
+	here.cli(t, "topic", "alter", "moved", "--config", "retention.ms=12345")
+	same("configured", func(r Result) bool { return strings.Contains(r.Stdout, "12345") && has(5)(r) })
+	if got := here.cli(t, "partition", "list", "--under-replicated", "--format", "json"); strings.TrimSpace(got) != "[]" {
+		t.Errorf("under-replicated: %s", got)
+	}
+	here.cli(t, "topic", "delete", "moved")
+	same("deleted", func(r Result) bool {
+		return r.Code == 1 && r.Stdout == "" && strings.Contains(r.Stderr, "TOPIC_NOT_FOUND")
+	})
+}
+
+// A command that can't be done while a broker is missing ends by --timeout,
+// fails, and names the broker (AD-10). With a replica count that can't be had,
+// both numbers are said (AD-06).
+func missingBroker(t *testing.T, g *Group) {
 	here, missing := g.Brokers[0], g.Brokers[2]
 	here.cli(t, "topic", "create", "spread", "--partitions", "3", "--replication-factor", "1")
 	here.cli(t, "topic", "create", "three", "--replication-factor", "3")
