@@ -166,6 +166,10 @@ func (t *Table) Apply(h *record.Header) {
 	}
 	b := Batch{Sequence: h.BaseSequence, Base: h.BaseOffset, Delta: h.LastOffsetDelta, AppendTimeMs: h.AppendTimeMs}
 	e := t.byID[h.ProducerID]
+	if e != nil && t.expired(e, h.AppendTimeMs) {
+		t.remove(e) // whether Expire has come by or not
+		e = nil
+	}
 	switch {
 	case e == nil:
 		e = &entry{id: h.ProducerID, epoch: h.ProducerEpoch}

@@ -210,12 +210,50 @@ func (l *Log) dropProducers(gone func(snapshot) bool) error {
 // keepProducers sees to it that what the segments below base said of producers
 // outlives them. It REQUIRES the writing turn, and that all is synced.
 func (l *Log) keepProducers(base record.Offset) error {
-	for _, s := range l.producers.snapshots {
-		if s.at >= base && s.durable {
-			return nil
+	p := &l.producers
+	if p.owner == nil {
+		return nil
+	}
+	// The oldest that will do: no cut of the log takes it.
+	for i := range p.snapshots {
+		s := &p.snapshots[i]
+		if s.at < base {
+			continue
 		}
+		if !s.durable {
+			err := l.syncSnapshot(s.at)
+			if errors.Is(err, errBadSnapshot) {
+				continue
+			}
+			if err != nil {
+				return l.check(err)
+			}
+			s.durable = true
+		}
+		return nil
 	}
 	return l.saveProducers(true)
+}
+
+// syncSnapshot makes a snapshot durable that was not. What a power cut left of
+// it is looked at first.
+func (l *Log) syncSnapshot(at record.Offset) (err error) {
+	name := l.path(segmentName(at, producersSuffix))
+	b, err := vfs.ReadFile(l.fs, name)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errBadSnapshot, err)
+	}
+	if _, err := parseProducers(b, at); err != nil {
+		return err
+	}
+	f, err := l.fs.Open(name)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return l.fs.SyncDir(l.dir)
 }
 
 // freshProducers is restoreProducers where that is due. It REQUIRES the writing

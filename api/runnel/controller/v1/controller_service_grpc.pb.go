@@ -21,14 +21,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ControllerService_Session_FullMethodName           = "/runnel.controller.v1.ControllerService/Session"
-	ControllerService_Attend_FullMethodName            = "/runnel.controller.v1.ControllerService/Attend"
-	ControllerService_CreateTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/CreateTopics"
-	ControllerService_DeleteTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/DeleteTopics"
-	ControllerService_AlterTopicConfigs_FullMethodName = "/runnel.controller.v1.ControllerService/AlterTopicConfigs"
-	ControllerService_AddPartitions_FullMethodName     = "/runnel.controller.v1.ControllerService/AddPartitions"
-	ControllerService_RecoverPartition_FullMethodName  = "/runnel.controller.v1.ControllerService/RecoverPartition"
-	ControllerService_FenceBroker_FullMethodName       = "/runnel.controller.v1.ControllerService/FenceBroker"
+	ControllerService_Session_FullMethodName             = "/runnel.controller.v1.ControllerService/Session"
+	ControllerService_Attend_FullMethodName              = "/runnel.controller.v1.ControllerService/Attend"
+	ControllerService_CreateTopics_FullMethodName        = "/runnel.controller.v1.ControllerService/CreateTopics"
+	ControllerService_DeleteTopics_FullMethodName        = "/runnel.controller.v1.ControllerService/DeleteTopics"
+	ControllerService_AlterTopicConfigs_FullMethodName   = "/runnel.controller.v1.ControllerService/AlterTopicConfigs"
+	ControllerService_AddPartitions_FullMethodName       = "/runnel.controller.v1.ControllerService/AddPartitions"
+	ControllerService_RecoverPartition_FullMethodName    = "/runnel.controller.v1.ControllerService/RecoverPartition"
+	ControllerService_FenceBroker_FullMethodName         = "/runnel.controller.v1.ControllerService/FenceBroker"
+	ControllerService_AllocateProducerIds_FullMethodName = "/runnel.controller.v1.ControllerService/AllocateProducerIds"
 )
 
 // ControllerServiceClient is the client API for ControllerService service.
@@ -54,6 +55,8 @@ type ControllerServiceClient interface {
 	RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error)
 	// Forwarded by a broker.
 	FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error)
+	// Gives a broker producer ids to give away. None is ever given twice; what a broker does not use is lost, and there are enough.
+	AllocateProducerIds(ctx context.Context, in *AllocateProducerIdsRequest, opts ...grpc.CallOption) (*AllocateProducerIdsResponse, error)
 }
 
 type controllerServiceClient struct {
@@ -156,6 +159,16 @@ func (c *controllerServiceClient) FenceBroker(ctx context.Context, in *FenceBrok
 	return out, nil
 }
 
+func (c *controllerServiceClient) AllocateProducerIds(ctx context.Context, in *AllocateProducerIdsRequest, opts ...grpc.CallOption) (*AllocateProducerIdsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AllocateProducerIdsResponse)
+	err := c.cc.Invoke(ctx, ControllerService_AllocateProducerIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControllerServiceServer is the server API for ControllerService service.
 // All implementations must embed UnimplementedControllerServiceServer
 // for forward compatibility.
@@ -179,6 +192,8 @@ type ControllerServiceServer interface {
 	RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error)
 	// Forwarded by a broker.
 	FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error)
+	// Gives a broker producer ids to give away. None is ever given twice; what a broker does not use is lost, and there are enough.
+	AllocateProducerIds(context.Context, *AllocateProducerIdsRequest) (*AllocateProducerIdsResponse, error)
 	mustEmbedUnimplementedControllerServiceServer()
 }
 
@@ -212,6 +227,9 @@ func (UnimplementedControllerServiceServer) RecoverPartition(context.Context, *R
 }
 func (UnimplementedControllerServiceServer) FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FenceBroker not implemented")
+}
+func (UnimplementedControllerServiceServer) AllocateProducerIds(context.Context, *AllocateProducerIdsRequest) (*AllocateProducerIdsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AllocateProducerIds not implemented")
 }
 func (UnimplementedControllerServiceServer) mustEmbedUnimplementedControllerServiceServer() {}
 func (UnimplementedControllerServiceServer) testEmbeddedByValue()                           {}
@@ -360,6 +378,24 @@ func _ControllerService_FenceBroker_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ControllerService_AllocateProducerIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AllocateProducerIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServiceServer).AllocateProducerIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControllerService_AllocateProducerIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServiceServer).AllocateProducerIds(ctx, req.(*AllocateProducerIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ControllerService_ServiceDesc is the grpc.ServiceDesc for ControllerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -390,6 +426,10 @@ var ControllerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FenceBroker",
 			Handler:    _ControllerService_FenceBroker_Handler,
+		},
+		{
+			MethodName: "AllocateProducerIds",
+			Handler:    _ControllerService_AllocateProducerIds_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
