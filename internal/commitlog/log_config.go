@@ -150,6 +150,9 @@ const (
 	// EventCheckpointLost: there are segments and no checkpoint that can be
 	// read.
 	EventCheckpointLost
+	// EventLabelRewritten: the file that holds a topic's name was damaged or
+	// held another one, and was written anew.
+	EventLabelRewritten
 )
 
 // String returns the kind in lower-case words, fit for a log line.
@@ -171,6 +174,8 @@ func (k EventKind) String() string {
 		return "producers rebuilt"
 	case EventCheckpointLost:
 		return "checkpoint lost"
+	case EventLabelRewritten:
+		return "topic label rewritten"
 	default:
 		return fmt.Sprintf("event %d", uint8(k))
 	}

@@ -158,6 +158,7 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 	last.maxTimestamp.Store(c.maxTimestamp)
 	last.firstAppend.Store(c.firstAppend)
 	last.lastAppend.Store(c.lastAppend)
+	last.next.Store(int64(c.end))
 	last.known.Store(true)
 	l.view.Store(&view{
 		segments: v.segments[: keep+1 : keep+1], start: v.start, damage: clampRanges(v.damage, v.start, end),
