@@ -12,7 +12,8 @@ import (
 // Append appends a batch, when this broker leads the partition, in the given
 // leader epoch if one is given. It returns when the log has the batch, which
 // is before it is committed: see WhenCommitted. All errors but
-// ErrCommitUncertain mean that nothing was stored.
+// ErrCommitUncertain, and producer.ErrStateLost of a batch that was sent before,
+// mean that nothing was stored.
 func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, error) {
 	return p.append(b, epoch, false)
 }
@@ -36,7 +37,17 @@ func (p *Partition) append(b *record.Batch, epoch *record.Epoch, atOnce bool) (A
 // appendToken needs the writing token.
 func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	st := p.state.Load()
-	if err := p.admit(st, epoch, atOnce); err != nil {
+	if err := p.admit(st, epoch); err != nil {
+		return Appended{}, err
+	}
+	if b.ProducerID != 0 {
+		// Before all that is said about new batches: of one that is stored
+		// nobody may say that nothing was.
+		if a, found, err := p.checkProducer(b, st, time.Now().UnixMilli()); found || err != nil {
+			return a, err
+		}
+	}
+	if err := p.admitNew(st, atOnce); err != nil {
 		return Appended{}, err
 	}
 	t := p.Topic()
@@ -57,8 +68,8 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce boo
 	return Appended{Base: got.Base, Last: got.Last, AppendTimeMs: got.AppendTimeMs, LogStart: st.LogStart, Epoch: st.Epoch}, nil
 }
 
-// admit says why an append must be refused.
-func (p *Partition) admit(st *State, epoch *record.Epoch, atOnce bool) error {
+// admit says why this broker can't take the batch.
+func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 	if st.Err != nil {
 		return st.Err
 	}
@@ -72,6 +83,11 @@ func (p *Partition) admit(st *State, epoch *record.Epoch, atOnce bool) error {
 	if st.Moving {
 		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrMoving)
 	}
+	return nil
+}
+
+// admitNew says why a batch that is not stored yet must be refused.
+func (p *Partition) admitNew(st *State, atOnce bool) error {
 	if atOnce && !p.Confirmed() {
 		return fmt.Errorf("%s: %w: nothing was stored, try again, or with acks ALL", p, ErrUnconfirmed)
 	}
