@@ -191,7 +191,7 @@ func (c *Controller) run(ctx context.Context, s *store.Store, kv openedKV, lis, 
 	})
 	if admin != nil {
 		g.Go(func() error {
-			return telemetry.Admin{Metrics: c.deps.Registry, Ready: c.readiness}.Serve(ctx, admin)
+			return telemetry.Admin{Metrics: c.deps.Registry, Ready: c.readiness, Log: c.deps.Log}.Serve(ctx, admin)
 		})
 	}
 	return g.Wait()
