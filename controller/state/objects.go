@@ -34,6 +34,7 @@ const (
 	KindCounters
 	KindCluster
 	KindController
+	KindProducerIDs
 )
 
 // A Key names an object. Fields that its kind has no use for are zero.
@@ -118,7 +119,9 @@ type Topic struct {
 	Configs           map[string]string // set on the topic
 	ClusterConfigs    map[string]string // the cluster's defaults when it was created
 	Internal          bool
-	CreatedMs         int64
+	// TargetFactor is the replication factor that an internal topic grows to as brokers come; 0: it stays as it is.
+	TargetFactor int32
+	CreatedMs    int64
 	// AwaitingRemoval are the brokers that have not confirmed that its directories are gone. Empty unless it is deleting.
 	AwaitingRemoval []BrokerID
 	Revision        Revision
@@ -228,6 +231,20 @@ func (c *Counters) Key() Key { return Key{Kind: KindCounters} }
 func (c *Counters) Modified() Revision { return c.Revision }
 
 func (c *Counters) at(rev Revision) Object { d := *c; d.Revision = rev; return &d }
+
+// ProducerIDs says which producer ids were given away.
+type ProducerIDs struct {
+	Next     int64 // the lowest that was not
+	Revision Revision
+}
+
+// Key implements Object.
+func (p *ProducerIDs) Key() Key { return Key{Kind: KindProducerIDs} }
+
+// Modified implements Object.
+func (p *ProducerIDs) Modified() Revision { return p.Revision }
+
+func (p *ProducerIDs) at(rev Revision) Object { c := *p; c.Revision = rev; return &c }
 
 // A Cluster is the cluster's identity.
 type Cluster struct {

@@ -25,7 +25,7 @@ type CleanOptions struct {
 	// that ends early, and the next one goes on. Default 16 MiB.
 	MapBytes int64
 	// Live says whether a producer's last batch must stay, as an empty one,
-	// though its records go. nil keeps all.
+	// though its records go. nil is [Log.ProducerLive].
 	Live func(record.ProducerID) bool
 	// Pace is called with the bytes that were just read or written, and may
 	// wait; its error ends the pass. nil does not wait.
@@ -154,7 +154,7 @@ func newCleaning(ctx context.Context, l *Log, opts CleanOptions) *cleaning {
 		opts.Codec = record.NewCodec()
 	}
 	if opts.Live == nil {
-		opts.Live = func(record.ProducerID) bool { return true }
+		opts.Live = l.ProducerLive
 	}
 	return &cleaning{
 		ctx: ctx, l: l, opts: opts, cfg: l.config.Load(), view: l.view.Load(), cuts: l.cuts.Load(), from: *l.clean.Load(),

@@ -434,4 +434,3 @@ func TestClean_epochsSurvive(t *testing.T) {
 	}
 	m.want(t, "14:k=v")
 }
-
