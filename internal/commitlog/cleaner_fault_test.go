@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -129,9 +130,10 @@ func TestClean_closed(t *testing.T) {
 	}
 	m.seal(t)
 	waiting := make(chan struct{})
-	done := make(chan error)
-	go func() {
-		_, err := m.h.log.Clean(context.Background(), CleanOptions{NowMs: m.h.nowMs, Limit: m.h.log.End(), Pace: func(ctx context.Context, _ int) error {
+	var pass sync.WaitGroup
+	var err error
+	pass.Go(func() {
+		_, err = m.h.log.Clean(context.Background(), CleanOptions{NowMs: m.h.nowMs, Limit: m.h.log.End(), Pace: func(ctx context.Context, _ int) error {
 			if waiting != nil {
 				close(waiting)
 				waiting = nil
@@ -139,11 +141,10 @@ func TestClean_closed(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}})
-		done <- err
-	}()
+	})
 	<-waiting
 	must(t, m.h.log.Close())
-	if err := <-done; err == nil {
+	if pass.Wait(); err == nil {
 		t.Fatal("the pass ended well")
 	}
 	if _, err := m.h.log.Clean(context.Background(), CleanOptions{}); !errors.Is(err, ErrClosed) {

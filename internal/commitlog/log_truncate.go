@@ -334,9 +334,14 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	}
 	l.highWatermark.Store(int64(logStart))
 	l.durable.Store(int64(logStart))
+	return l.forget()
+}
 
+// forget writes down that nothing is known of what a reset removed.
+func (l *Log) forget() error {
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+
 	l.kept.suspicion = NotSuspect
 	if err := l.lowerDirty(0); err != nil { // nothing is appended before
 		return err
