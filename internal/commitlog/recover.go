@@ -140,6 +140,13 @@ func (r *recovery) survey() (err error) {
 	if err != nil {
 		return err
 	}
+	if finished, err := r.finishSwaps(entries); err != nil {
+		return err
+	} else if finished {
+		if entries, err = l.fs.ReadDir(l.dir); err != nil {
+			return err
+		}
+	}
 	indexes := map[record.Offset]int64{}
 	for _, e := range entries {
 		if base, ok := parseSegmentName(e.Name, indexSuffix); ok {
