@@ -15,7 +15,7 @@ type Inside struct {
 	PartitionEpoch int64               // of the newest committed state that was applied
 	Committed      []metadata.BrokerID // the ISR in it
 	Maximal        []metadata.BrokerID // the ISR with all proposed ones, ascending
-	Proposals      int                  // under way
+	Proposals      int                 // under way
 	MinISR         int
 	Sync           bool          // what counts is on the disk
 	Durable        record.Offset // the end of what the disk has
@@ -29,7 +29,7 @@ func (p *Partition) Inside() Inside {
 	in := Inside{
 		State: p.State(), PartitionEpoch: p.core.partitionEpoch, Committed: slices.Clone(p.core.committed),
 		Proposals: len(p.core.proposals),
-		MinISR: p.core.minISR, Sync: p.core.sync, Durable: p.log.Durable(),
+		MinISR:    p.core.minISR, Sync: p.core.sync, Durable: p.log.Durable(),
 	}
 	in.Maximal = slices.Concat(p.core.maximal()...)
 	slices.Sort(in.Maximal)

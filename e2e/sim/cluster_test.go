@@ -252,6 +252,27 @@ func (h *brokerHost) cutPower(keep int) {
 	h.gone(false)
 }
 
+// ended says whether the process has come to its end, by itself or as it was
+// asked to.
+func (h *brokerHost) ended() bool {
+	select {
+	case <-h.proc.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// restartAfterFailure starts the broker again on the disk on which it ended,
+// which holds none of what was not synced: the kernel does not keep for long
+// what it could not write.
+func (h *brokerHost) restartAfterFailure() {
+	h.mem = h.proc.disk.powerCut(h.c.rng, 0)
+	h.lossy = true
+	h.gone(true)
+	h.start()
+}
+
 func (h *brokerHost) gone(power bool) {
 	h.c.net.die(h.name, power)
 	h.proc.cancel()

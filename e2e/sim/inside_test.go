@@ -66,11 +66,11 @@ func (j *judge) inside(h *brokerHost, p *partition.Partition, k state.PartitionK
 		if !j.whole(id, pic) {
 			continue // another process, or another disk: who leads may not know
 		}
-		copy := j.c.replica(id, k)
-		if copy == nil || copy == p {
+		member := j.c.replica(id, k)
+		if member == nil || member == p {
 			continue
 		}
-		other := copy.Inside()
+		other := member.Inside()
 		if other.LogEnd < in.HighWatermark {
 			j.complain("I8", "%s on %s: the high watermark is %d, and broker %d of the maximal ISR %v ends at %d", p, h.name, in.HighWatermark, id, in.Maximal, other.LogEnd)
 		}

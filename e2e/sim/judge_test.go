@@ -24,6 +24,8 @@ type judge struct {
 	ends    map[leaderKey]record.Offset // high watermarks of leaders
 	newest  map[state.PartitionKey]*state.Partition
 	insight insight
+	// despair: so much is broken that a recovery election is right.
+	despair bool
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -181,7 +183,7 @@ func (j *judge) record(k state.PartitionKey, rec *state.Partition) {
 			j.name(k), rec.Leader, rec.LeaderEpoch, rec.ISR, rec.ELR, rec.LastKnown, rec.PartitionEpoch)
 	}
 	j.newest[k] = rec
-	if len(rec.LossyEpochs) > 0 {
+	if len(rec.LossyEpochs) > 0 && !j.despair {
 		j.complain("I12", "%s: a recovery election, though enough complete copies exist: %+v", j.name(k), *rec)
 	}
 	if rec.Leader == state.NoLeader {

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/runnelmq/runnel/controller/store"
@@ -15,6 +18,9 @@ import (
 // errDead is what a process gets of its disk, or of the metadata store, after
 // it was killed: it goes on running here, and nothing it does has an effect.
 var errDead = errors.New("sim: this process was killed")
+
+// errIO is what a broken disk says.
+var errIO = &os.PathError{Op: "sync", Path: "a log", Err: syscall.EIO}
 
 // A disk is a file system as one process has it: after its death nothing
 // reaches it any more.
@@ -41,7 +47,7 @@ type trouble struct {
 	mu sync.Mutex
 
 	hang   chan struct{} // closed when it goes on; nil: it does not hang
-	err    error         // of whatever changes a file; nil: none
+	err    error         // of whatever changes a log file; nil: none
 	failed time.Time     // when that was first told; zero: not yet
 }
 
@@ -61,7 +67,7 @@ func (d *disk) hang() (goOn func()) {
 	}
 }
 
-// fail makes all that changes files fail from now on; nil: no more.
+// fail makes all that changes log files fail from now on; nil: no more.
 func (d *disk) fail(err error) {
 	d.trouble.mu.Lock()
 	defer d.trouble.mu.Unlock()
@@ -76,7 +82,7 @@ func (d *disk) failedAt() time.Time {
 }
 
 // change is what a call that changes a file meets first.
-func (d *disk) change() error {
+func (d *disk) change(name string) error {
 	d.trouble.mu.Lock()
 	hang := d.trouble.hang
 	d.trouble.mu.Unlock()
@@ -88,7 +94,10 @@ func (d *disk) change() error {
 	}
 	d.trouble.mu.Lock()
 	defer d.trouble.mu.Unlock()
-	if d.trouble.err != nil && d.trouble.failed.IsZero() {
+	if d.trouble.err == nil || !strings.HasSuffix(name, ".log") {
+		return nil
+	}
+	if d.trouble.failed.IsZero() {
 		d.trouble.failed = time.Now()
 	}
 	return d.trouble.err
@@ -146,7 +155,7 @@ type file struct {
 // Sync implements vfs.File.
 func (f file) Sync() error {
 	time.Sleep(f.disk.slow)
-	if err := f.disk.change(); err != nil {
+	if err := f.disk.change(f.Name()); err != nil {
 		return err
 	}
 	return f.File.Sync()
@@ -154,7 +163,7 @@ func (f file) Sync() error {
 
 // WriteAt implements vfs.File.
 func (f file) WriteAt(b []byte, off int64) (int, error) {
-	if err := f.disk.change(); err != nil {
+	if err := f.disk.change(f.Name()); err != nil {
 		return 0, err
 	}
 	return f.File.WriteAt(b, off)
@@ -162,7 +171,7 @@ func (f file) WriteAt(b []byte, off int64) (int, error) {
 
 // Truncate implements vfs.File.
 func (f file) Truncate(size int64) error {
-	if err := f.disk.change(); err != nil {
+	if err := f.disk.change(f.Name()); err != nil {
 		return err
 	}
 	return f.File.Truncate(size)

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/e2e/history"
 	"github.com/runnelmq/runnel/internal/rpcerr"
@@ -42,6 +44,7 @@ type setting struct {
 // play plays a story, and judges how it ends.
 func play(t *testing.T, set setting, story func(s *stage)) {
 	t.Helper()
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		if set.lag == 0 {
 			set.lag = 5 * time.Second
@@ -80,6 +83,11 @@ func (s *stage) heal() {
 			h.start()
 		}
 	}
+	for _, h := range s.controllers {
+		if h.down {
+			h.start()
+		}
+	}
 }
 
 // lasting notes what ends something, at the end of the story or before.
@@ -109,6 +117,19 @@ func (s *stage) soon(what string, within time.Duration, cond func() bool) {
 	for !cond() {
 		if time.Now().After(end) {
 			s.t.Errorf("the story does not go on: %v later it is not so that %s: %+v", within, what, *s.record())
+			return
+		}
+		s.step()
+	}
+	s.logs.note("story: %s", what)
+}
+
+// must waits for what the protocol promises within a time.
+func (s *stage) must(row, what string, within time.Duration, cond func() bool) {
+	end := time.Now().Add(within)
+	for !cond() {
+		if time.Now().After(end) {
+			s.judge.complain(row, "%v later it is not so that %s: %+v", within, what, *s.record())
 			return
 		}
 		s.step()
@@ -198,6 +219,34 @@ func (s *stage) late(i int, d time.Duration) (heal func()) {
 		links = append(links, link{s.r[i].name, ctl.name})
 	}
 	return s.lasting(s.net.delay(d, links...))
+}
+
+// leader is the place of who leads, as the store has it; 0 when nobody does.
+func (s *stage) leader() int {
+	for i := range s.r {
+		if s.record().Leader == s.id(i) {
+			return i
+		}
+	}
+	return 0
+}
+
+// active returns the host of the controller that is the active one, nil when
+// none is.
+func (s *stage) active() *controllerHost {
+	for path, pair := range s.kv.Dump() {
+		if _, below, ok := strings.Cut(strings.TrimPrefix(path, "/runnel/"), "/"); ok && below == encoding.Path(state.Key{Kind: state.KindController}) {
+			o, err := encoding.Unmarshal(state.Key{Kind: state.KindController}, pair.Value, state.Revision(pair.Mod))
+			if c, isController := o.(*state.Controller); err == nil && isController {
+				for _, h := range s.controllers {
+					if h.addr() == c.Address {
+						return h
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // A sending is a record on its way.
