@@ -212,9 +212,10 @@ func (e *Error) retriable() bool {
 		runnelv1.ErrorReason_ERROR_REASON_COORDINATOR_LOADING,
 		runnelv1.ErrorReason_ERROR_REASON_GROUP_FULL:
 		return true
+	case runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE:
+		return !e.OutcomeUnknown
 	case runnelv1.ErrorReason_ERROR_REASON_INTERNAL,
 		runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN,
-		runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE,
 		runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL:
 		return false
 	default:
@@ -260,7 +261,7 @@ func rpcError(err error) error {
 	}
 	if e.Reason != "" {
 		e.OutcomeUnknown = e.reason == runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN ||
-			e.reason == runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE ||
+			e.reason == runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE && e.Metadata["changed"] != "no" ||
 			e.reason == runnelv1.ErrorReason_ERROR_REASON_INTERNAL
 		return e
 	}
@@ -304,6 +305,9 @@ func neverConnected(s string) bool {
 
 // plainDialText takes gRPC's wrapping off the reason a connection failed for.
 func plainDialText(s string) string {
+	if strings.Contains(s, "error reading server preface") {
+		return "the connection was taken, and nobody answered on it as gRPC does"
+	}
 	for _, cut := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "error while dialing: ", "Error while dialing: "} {
 		if _, after, ok := strings.Cut(s, cut); ok {
 			s = strings.Trim(after, `"`)

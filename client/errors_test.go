@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -18,6 +20,49 @@ import (
 func withReason(t *testing.T, c codes.Code, reason, domain string) error {
 	t.Helper()
 	st, err := status.New(c, "text").WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: domain, Metadata: map[string]string{"maxBytes": "7"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Err()
+}
+
+// What a refused record fails with in the end is the reason that says most.
+func TestTelling(t *testing.T) {
+	none, late, other := error(nil), error(&Error{Reason: "TIMEOUT", reason: runnelv1.ErrorReason_ERROR_REASON_TIMEOUT}), ErrNoLeader
+	for _, c := range []struct{ before, now, want error }{
+		{none, late, late}, {other, late, other}, {late, other, other}, {none, other, other}, {ErrMoving, other, other},
+	} {
+		if got := telling(c.before, c.now); got != c.want { //nolint:errorlint // the very one
+			t.Errorf("%v, then %v: %v", c.before, c.now, got)
+		}
+	}
+}
+
+// When time is up, the error says what stood in the way before.
+func TestPersistSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		tries := 0
+		err := persist(ctx, func(ctx context.Context) error {
+			if tries++; tries < 3 {
+				return itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_NO_LEADER})
+			}
+			<-ctx.Done()
+			return rpcError(status.FromContextError(ctx.Err()).Err())
+		})
+		if !errors.Is(err, ErrNoLeader) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// unasked is how a broker fails a change when it has no controller; changed
+// says whether it was made, "" when the broker does not know.
+func unasked(t *testing.T, changed string) error {
+	t.Helper()
+	info := &errdetails.ErrorInfo{Reason: "CONTROLLER_UNAVAILABLE", Domain: "runnel", Metadata: map[string]string{"changed": changed}}
+	st, err := status.New(codes.Unavailable, "text").WithDetails(info)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,6 +91,8 @@ func TestErrors(t *testing.T) {
 		"change never sent":  {changeError("create", status.Error(codes.Unavailable, dial)), ErrUnreachable, "", true, false, ""},
 		"unanswered change":  {changeError("create", status.Error(codes.DeadlineExceeded, "x")), context.DeadlineExceeded, "", false, true, ""},
 		"item":               {itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_MOVING, Code: 14, Message: "m", RetryAfter: durationpb.New(7)}), ErrMoving, "MOVING", true, false, "m (MOVING)"},
+		"nobody was asked":   {rpcError(unasked(t, "no")), ErrControllerUnavailable, "CONTROLLER_UNAVAILABLE", true, false, ""},
+		"nobody answered":    {rpcError(unasked(t, "")), ErrControllerUnavailable, "CONTROLLER_UNAVAILABLE", false, true, ""},
 		"item, uncertain":    {itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_TIMEOUT, OutcomeUnknown: true}), ErrOutcomeUnknown, "TIMEOUT", false, true, ""},
 		"item, internal":     {itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_INTERNAL}), ErrInternal, "INTERNAL", false, true, ""},
 		"item, to come":      {itemError(&runnelv1.ItemError{Reason: 9999, Code: int32(codes.InvalidArgument)}), nil, "9999", false, false, ""},

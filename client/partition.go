@@ -230,7 +230,7 @@ func (pt *partition) answered(b *batch, v verdict) {
 	case b.stage == stageSettled: // its time was up before
 		b.drop(&pt.p.builders)
 	case v.again || v.split && len(b.entries) > 1:
-		b.stage, b.lastErr = stageQueued, v.err
+		b.stage, b.lastErr = stageQueued, telling(b.lastErr, v.err)
 		b.attempts++
 		pt.proven = 0
 		if v.split {
@@ -403,6 +403,15 @@ func (pt *partition) abandon(err error) {
 	for _, s := range out {
 		pt.p.settle(s)
 	}
+}
+
+// telling returns the reason that says more: that the time for a try was up
+// says nothing where something is known.
+func telling(before, now error) error {
+	if before != nil && errors.Is(now, ErrTimeout) {
+		return before
+	}
+	return now
 }
 
 // deliveryTimeout says how long was tried and what stood in the way.

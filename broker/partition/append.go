@@ -12,19 +12,42 @@ import (
 // Append appends a batch, when this broker leads the partition, in the given
 // leader epoch if one is given. It returns when the log has the batch, which
 // is before it is committed: see WhenCommitted. All errors but
-// ErrCommitUncertain mean that nothing was stored.
+// ErrCommitUncertain, and producer.ErrStateLost of a batch that was sent before,
+// mean that nothing was stored.
 func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	return p.append(b, epoch, false)
+}
+
+// AppendAtOnce is Append for a write that is answered without waiting for its
+// commit. It needs no minimum of replicas in sync, since nothing is promised
+// that they would have to keep; and only a confirmed leader takes it, since one
+// that was replaced unnoticed would answer for what nobody else ever sees.
+func (p *Partition) AppendAtOnce(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	return p.append(b, epoch, true)
+}
+
+func (p *Partition) append(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	p.writing <- struct{}{}
-	a, err := p.appendToken(b, epoch)
+	a, err := p.appendToken(b, epoch, atOnce)
 	<-p.writing
 	p.deliver()
 	return a, err
 }
 
 // appendToken needs the writing token.
-func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	st := p.state.Load()
 	if err := p.admit(st, epoch); err != nil {
+		return Appended{}, err
+	}
+	if b.ProducerID != 0 {
+		// Before all that is said about new batches: of one that is stored
+		// nobody may say that nothing was.
+		if a, found, err := p.checkProducer(b, st, time.Now().UnixMilli()); found || err != nil {
+			return a, err
+		}
+	}
+	if err := p.admitNew(st, atOnce); err != nil {
 		return Appended{}, err
 	}
 	t := p.Topic()
@@ -45,7 +68,7 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended,
 	return Appended{Base: got.Base, Last: got.Last, AppendTimeMs: got.AppendTimeMs, LogStart: st.LogStart, Epoch: st.Epoch}, nil
 }
 
-// admit says why an append must be refused.
+// admit says why this broker can't take the batch.
 func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 	if st.Err != nil {
 		return st.Err
@@ -60,7 +83,15 @@ func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 	if st.Moving {
 		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrMoving)
 	}
-	if !st.MinISRMet {
+	return nil
+}
+
+// admitNew says why a batch that is not stored yet must be refused.
+func (p *Partition) admitNew(st *State, atOnce bool) error {
+	if atOnce && !p.Confirmed() {
+		return fmt.Errorf("%s: %w: nothing was stored, try again, or with acks ALL", p, ErrUnconfirmed)
+	}
+	if !atOnce && !st.MinISRMet {
 		p.mu.Lock()
 		isr, need := len(p.core.committed), p.core.minISR
 		p.mu.Unlock()

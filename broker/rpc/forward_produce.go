@@ -11,7 +11,9 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcerr"
@@ -43,7 +45,6 @@ type forwardProduce struct {
 // A forwardedWrite is one request.
 type forwardedWrite struct {
 	req      wire.ForwardProduce
-	topic    uuid.UUID
 	buf      *[]byte // nil once it is stored or refused
 	deadline time.Time
 	// until is when it stops waiting for metadata.
@@ -148,11 +149,7 @@ func (f *forwardProduce) work(ctx context.Context) error {
 func (f *forwardProduce) take(buf *[]byte) {
 	now := time.Now()
 	w := &forwardedWrite{buf: buf}
-	err := w.req.Parse(*buf, record.PrefixMax, len(*buf))
-	if err == nil {
-		w.topic, err = uuid.Parse(w.req.TopicID)
-	}
-	if err != nil {
+	if err := w.req.Parse(*buf, record.PrefixMax, len(*buf)); err != nil {
 		f.refuse(w, refuse("the forwarded request is malformed: %s", rpcerr.Clean(err.Error())))
 		return
 	}
@@ -206,7 +203,7 @@ func (f *forwardProduce) append(w *forwardedWrite, now time.Time) {
 	case (errors.Is(err, partition.ErrUnknownEpoch) || errors.Is(err, partition.ErrNoLeader)) && now.Before(w.until):
 		f.park(w)
 		return
-	case errors.Is(err, partition.ErrCommitUncertain):
+	case errors.Is(err, partition.ErrCommitUncertain), errors.Is(err, producer.ErrStateLost):
 		f.free(w)
 		f.answer(w, err)
 		return
@@ -234,7 +231,11 @@ func (f *forwardProduce) append(w *forwardedWrite, now time.Time) {
 // takeForwarded appends a request to a partition that this broker leads, in the
 // sender's epoch or a later one.
 func (s *LogService) takeForwarded(w *forwardedWrite) (got partition.Appended, part *partition.Partition, err error) {
-	part, err = s.forwardedTo(w.topic, w.req.Partition, record.Epoch(w.req.LeaderEpoch))
+	topic, err := metadata.ParseTopicID(w.req.TopicID)
+	if err != nil {
+		return got, nil, err
+	}
+	part, err = s.forwardedTo(topic, w.req.Partition, record.Epoch(w.req.LeaderEpoch))
 	if err != nil {
 		return got, nil, err
 	}
@@ -243,7 +244,7 @@ func (s *LogService) takeForwarded(w *forwardedWrite) (got partition.Appended, p
 	if err != nil {
 		return got, nil, err
 	}
-	got, err = s.appendBatch(part, t, &batch, nil)
+	got, err = s.appendBatch(part, t, &batch, nil, w.req.Acks)
 	return got, part, err
 }
 
@@ -294,7 +295,7 @@ func (f *forwardProduce) response(w *forwardedWrite, err error) wire.ForwardProd
 		r.Error = f.svc.logs.item(err)
 	} else {
 		r.BaseOffset, r.LastOffset = int64(w.got.Base), int64(w.got.Last)
-		r.AppendTimeMs, r.LogStart = w.got.AppendTimeMs, int64(w.got.LogStart)
+		r.AppendTimeMs, r.LogStart, r.Duplicate = w.got.AppendTimeMs, int64(w.got.LogStart), w.got.Duplicate
 	}
 	return r
 }

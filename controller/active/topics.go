@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/controller/store"
 )
 
 // maxAppliedWait bounds how long an answer waits for the brokers to hear of a change.
@@ -156,12 +157,21 @@ func (a *Active) AlterConfigs(ctx context.Context, ref state.Ref, set map[string
 			return fmt.Errorf("alter topic %s: %w", ref.Name, err)
 		}
 		a.Log.Info().Str("topic", ref.Name).Stringer("topic_id", r.Topic.ID).Str("principal", who).Msg("topic configuration changed")
-		return a.settle(ctx, r)
+		return begun(a.settle(ctx, r))
 	})
 	if !onlyCheck {
 		a.awaitOne(ctx, &r, wait)
 	}
 	return r
+}
+
+// begun marks the failure of what is partly done: whoever asked may not take it for undone. The next controller goes on with it
+// where it can.
+func begun(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: a part of it was: %w", store.ErrUnknown, err)
 }
 
 // settle brings a topic's partitions in line with its configuration, so that the answer is about all of it.
@@ -191,8 +201,11 @@ func (a *Active) AddPartitions(ctx context.Context, ref state.Ref, total int32, 
 		if err != nil || onlyCheck {
 			return err
 		}
-		for _, changes := range txns {
+		for n, changes := range txns {
 			if r.revision, err = a.commit(ctx, changes); err != nil {
+				if n > 0 {
+					err = begun(err)
+				}
 				return fmt.Errorf("add partitions to %s: %w", ref.Name, err)
 			}
 		}

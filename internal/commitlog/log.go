@@ -16,7 +16,8 @@ import (
 // A Log is the log of one partition. Everything that changes it takes turns;
 // readers wait for nobody. All methods may be called concurrently.
 //
-// Lock order: writing, then syncing, then checkpointing; mu inside any.
+// Lock order: cleaning, writing, then syncing, then checkpointing; mu inside
+// any.
 type Log struct {
 	fs     vfs.FS
 	dir    string
@@ -40,13 +41,22 @@ type Log struct {
 	epochs atomic.Pointer[epochList]
 	// highWatermark is remembered for the checkpoint.
 	highWatermark atomic.Int64
-	// bytesRead counts what recovery and index rebuilding read.
+	// clean is how far compaction has come; who checkpoints replaces it.
+	clean atomic.Pointer[cleanState]
+	// purgedTo and cleanedTo are those of the next checkpoint.
+	purgedTo, cleanedTo atomic.Int64
+	// bytesRead counts what recovery, index rebuilding and compaction read.
 	bytesRead atomic.Int64
 	closed    atomic.Bool
 
-	// writing is held by who changes the log, and guards writer.
-	writing turn
-	writer  writer
+	// cleaning is held by who compacts the log, and guards cleanClocks.
+	cleaning    turn
+	cleanClocks clocks
+
+	// writing is held by who changes the log, and guards writer and producers.
+	writing   turn
+	writer    writer
+	producers producerFiles
 	// syncing is held by who syncs, or shortens what a sync would cover.
 	syncing turn
 	group   syncGroup
@@ -67,6 +77,10 @@ type Log struct {
 	// cuts was seenCuts.
 	seen     []Range
 	seenCuts uint64
+	// closing says that no compaction may begin, stopClean ends the one under
+	// way, nil without one.
+	closing   bool
+	stopClean func()
 }
 
 // A view is an immutable picture of a log.
@@ -85,9 +99,7 @@ func (v *view) active() *segment { return v.segments[len(v.segments)-1] }
 type writer struct {
 	// lastAppendMs is the last batch's append time, or a floor for the next.
 	lastAppendMs int64
-	// clockWall and clockMono are one moment by both clocks.
-	clockWall int64
-	clockMono time.Time
+	clocks       clocks
 }
 
 // kept is what the side files hold.
@@ -102,7 +114,8 @@ type kept struct {
 func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recovery, error) {
 	l := &Log{
 		fs: fsys, dir: dir, failed: opts.Failed, now: opts.Now, idle: opts.Idle,
-		writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
+		cleaning: newTurn(), writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
+		producers: producerFiles{owner: cfg.Producers, every: producersEvery},
 	}
 	if l.failed == nil {
 		l.failed = NewFailure()
@@ -128,7 +141,8 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	}
 	l.events = opts.OnEvent
 	now := l.now()
-	l.writer.clockWall, l.writer.clockMono = now.UnixMilli(), now
+	l.writer.clocks = clocks{now.UnixMilli(), now}
+	l.cleanClocks = l.writer.clocks
 	return l, report, nil
 }
 
@@ -165,8 +179,8 @@ func (l *Log) Size() int64 {
 // Segments returns how many segments there are.
 func (l *Log) Segments() int { return len(l.view.Load().segments) }
 
-// BytesRead returns how many bytes recovery and the making of indexes read
-// since the log was opened.
+// BytesRead returns how many bytes recovery, the making of indexes and compaction
+// read since the log was opened.
 func (l *Log) BytesRead() int64 { return l.bytesRead.Load() }
 
 // Damage returns the offsets below the end that are known to be damaged: by
@@ -269,6 +283,9 @@ func (l *Log) StartEpoch(e record.Epoch) error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	if err := l.freshProducers(); err != nil {
+		return err
+	}
 	return l.startEpochLocked(e, l.End())
 }
 
@@ -353,6 +370,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	next.logStart = start
 	next.highWatermark = record.Offset(l.highWatermark.Load())
 	next.suspicion = l.kept.suspicion
+	next.purgedTo, next.cleanedTo = record.Offset(l.purgedTo.Load()), record.Offset(l.cleanedTo.Load())
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())
 	}
@@ -385,6 +403,7 @@ func (l *Log) keepEpochs() error {
 // trusts, and closes the files. Reads that are under way end as they may. A
 // log of a failed root is closed without another word to the disk.
 func (l *Log) Close() error {
+	l.stopCleaning()
 	l.writing.take()
 	defer l.writing.give()
 
@@ -397,6 +416,9 @@ func (l *Log) Close() error {
 	}
 	if err == nil {
 		err = l.Checkpoint()
+	}
+	if err == nil {
+		err = l.saveProducers(false)
 	}
 	// Who waits for one of these turns finds the log closed, and writes to
 	// no file that is not its any more.

@@ -33,12 +33,19 @@ func (l *Log) TruncateTo(o record.Offset) error {
 			return fmt.Errorf("truncate %s to %d: %w", l.dir, o, err)
 		}
 	}
+	// What can't be read now is read before the next append.
+	if err := l.freshProducers(); errors.Is(err, ErrFailed) {
+		return err
+	}
 	list := l.epochs.Load().cut(min(o, l.End()))
 	if len(list) != len(*l.epochs.Load()) {
 		l.epochs.Store(&list)
 	}
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+	end := int64(l.End())
+	l.purgedTo.Store(min(l.purgedTo.Load(), end))
+	l.cleanedTo.Store(min(l.cleanedTo.Load(), end))
 	return l.checkpointLocked()
 }
 
@@ -154,6 +161,7 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 	last.maxTimestamp.Store(c.maxTimestamp)
 	last.firstAppend.Store(c.firstAppend)
 	last.lastAppend.Store(c.lastAppend)
+	last.next.Store(int64(c.end))
 	last.known.Store(true)
 	l.view.Store(&view{
 		segments: v.segments[: keep+1 : keep+1], start: v.start, damage: clampRanges(v.damage, v.start, end),
@@ -176,6 +184,12 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 	if err := l.unlink(v.segments[keep+1:]); err != nil {
 		return err
 	}
+	l.producers.stale = l.producers.owner != nil
+	// Their absence is durable with that of the segments, before another batch
+	// can have one of their offsets.
+	if err := l.dropProducers(func(s snapshot) bool { return s.at > end }); err != nil {
+		return err
+	}
 	if err := l.shortenSegment(last, c.pos); err != nil {
 		return err
 	}
@@ -191,6 +205,9 @@ func (l *Log) lower(end record.Offset) error {
 	l.highWatermark.Store(min(l.highWatermark.Load(), int64(end)))
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+	if err := l.lowerDirty(end); err != nil {
+		return err
+	}
 	return l.checkpointLocked()
 }
 
@@ -293,6 +310,13 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	if err := l.unlink(v.segments); err != nil {
 		return err
 	}
+	if err := l.dropProducers(func(snapshot) bool { return true }); err != nil {
+		return err
+	}
+	if p := &l.producers; p.owner != nil {
+		p.owner.Reset()
+		p.stale, p.since = false, 0
+	}
 	if err := l.removeKept(); err != nil {
 		return err
 	}
@@ -310,11 +334,20 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	}
 	l.highWatermark.Store(int64(logStart))
 	l.durable.Store(int64(logStart))
+	return l.forget()
+}
 
+// forget writes down that nothing is known of what a reset removed.
+func (l *Log) forget() error {
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+
 	l.kept.suspicion = NotSuspect
-	l.kept.checkpoint.purgedTo, l.kept.checkpoint.cleanedTo = 0, 0
+	if err := l.lowerDirty(0); err != nil { // nothing is appended before
+		return err
+	}
+	l.purgedTo.Store(0)
+	l.cleanedTo.Store(0)
 	return l.checkpointLocked()
 }
 
