@@ -2,6 +2,11 @@ package proc
 
 import (
 	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +24,7 @@ const (
 func TestCLI_cluster(t *testing.T) {
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, ControllerSet: []string{"cluster.session_timeout=1s", "cluster.fast_fencing=false"}})
 	t.Run("agreement", agreement(g))
+	t.Run("metrics", metricsInDocs(g))
 	t.Run("missing broker", missingBroker(g))
 }
 
@@ -86,6 +92,36 @@ func agreement(g *Group) func(t *testing.T) {
 		same("deleted", func(r Result) bool {
 			return r.Code == 1 && r.Stdout == "" && strings.Contains(r.Stderr, "TOPIC_NOT_FOUND")
 		})
+	}
+}
+
+// The metrics that operators are told to look at exist under those names, once
+// records were written, read and copied.
+func metricsInDocs(g *Group) func(t *testing.T) {
+	return func(t *testing.T) {
+		here := g.Brokers[0]
+		here.cli(t, "topic", "create", "watched", "--partitions", "3", "--replication-factor", "3")
+		write(t, here, "watched", "x\n")
+		here.cli(t, "consume", "watched", "--exit-at-end")
+		have := ""
+		for _, n := range g.All() {
+			req := must[*http.Request](t)(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.Admin+"/metrics", http.NoBody))
+			resp := must[*http.Response](t)(http.DefaultClient.Do(req))
+			have += "\n" + string(must[[]byte](t)(io.ReadAll(resp.Body)))
+			_ = resp.Body.Close()
+		}
+		page := string(must[[]byte](t)(os.ReadFile(filepath.Join("..", "..", "docs", "operations.md"))))
+		_, page, _ = strings.Cut(page, "\n## Metrics\n")
+		page, _, _ = strings.Cut(page, "\n## ")
+		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(page, -1)
+		if len(rows) < 10 {
+			t.Fatalf("the table has %d rows", len(rows))
+		}
+		for _, row := range rows {
+			if !strings.Contains(have, "\n# TYPE runnel_"+row[1]+" ") {
+				t.Errorf("docs/operations.md names %s, which no /metrics has", row[1])
+			}
+		}
 	}
 }
 
