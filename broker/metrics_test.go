@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
-
 	"github.com/runnelmq/runnel/internal/telemetry"
 )
 
