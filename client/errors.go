@@ -207,6 +207,9 @@ func (e *Error) retriable() bool {
 	}
 }
 
+// asError returns the answer of a server in err.
+func asError(err error) (*Error, bool) { return errors.AsType[*Error](err) }
+
 // itemError returns the error of an item of an answer; nil for none.
 func itemError(it *runnelv1.ItemError) error {
 	if it == nil {

@@ -113,10 +113,10 @@ func hasCode(err error, c codes.Code) bool {
 
 func (r *Reader) open(ctx context.Context) (*fetchStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	cs, err := r.c.stream(ctx, runnelv1.LogService_Fetch_FullMethodName)
+	cs, err := r.c.stream(ctx, viaSeed, runnelv1.LogService_Fetch_FullMethodName)
 	if err != nil {
 		cancel(err)
-		return nil, rpcError(err)
+		return nil, err
 	}
 	return &fetchStream{r: r, s: cs, cancel: cancel, over: make(chan struct{}), heard: time.Now()}, nil
 }

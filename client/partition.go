@@ -35,8 +35,14 @@ type partition struct {
 	// pausedTill is when a refused batch may be sent again.
 	pausedTill time.Time
 	headers    []record.HeaderKV // of the record being added
-	// scheduled is true while the partition is in the producer's ready list.
+	// lane is where what is in flight went; another one is chosen only when
+	// nothing is. epoch is the leader's then, as far as it was known.
+	lane  *lane
+	epoch int64
+	// scheduled is true while the partition is in the lane's ready list.
 	scheduled bool
+	recalling bool
+	num       numbering
 	closed    bool // takes no records any more
 }
 
@@ -56,8 +62,9 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 	// A record at the limit needs a batch to itself: its time takes no bytes
 	// there.
 	apart := size+maxTimestampSize > maxRecord
+	full := pt.topic.batchBytes(pt.p.o.batchBytes)
 	for {
-		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+size > pt.p.o.batchBytes) {
+		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+size > full) {
 			pt.sealLocked()
 		}
 		if pt.open == nil {
@@ -80,7 +87,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 	b.entries = append(b.entries, e)
 	b.cost += cost
 	b.urgent = b.urgent || urgent
-	if apart || b.builder.Size() >= pt.p.o.batchBytes || len(b.entries) >= maxBatchRecords {
+	if apart || b.builder.Size() >= full || len(b.entries) >= maxBatchRecords {
 		pt.sealLocked()
 	}
 	return pt.scheduleLocked(now), nil
@@ -89,7 +96,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 func (pt *partition) newBatch(now time.Time, gen *generation) *batch {
 	b := &batch{
 		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
-		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery),
+		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery), seq: notNumbered,
 	}
 	b.expiry = time.AfterFunc(pt.p.o.delivery, func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
@@ -130,14 +137,31 @@ func (pt *partition) wake() {
 	schedule := pt.scheduleLocked(time.Now())
 	pt.mu.Unlock()
 	if schedule {
-		pt.p.schedule(pt)
+		pt.push()
 	}
+}
+
+// push puts a partition that was scheduled into the ready list of its lane.
+func (pt *partition) push() {
+	pt.mu.Lock()
+	l := pt.lane
+	pt.mu.Unlock()
+	l.push(pt)
+}
+
+// unschedule takes the partition, which was in a ready list, out of it, and
+// schedules it as it is now right.
+func (pt *partition) unschedule() {
+	pt.mu.Lock()
+	pt.scheduled = false
+	pt.mu.Unlock()
+	pt.wake()
 }
 
 // scheduleLocked marks the partition as scheduled and returns true when it has
 // something to send and was not.
 func (pt *partition) scheduleLocked(now time.Time) bool {
-	if pt.scheduled || !pt.sendableLocked(now) {
+	if pt.scheduled || !pt.sendableLocked(now) || !pt.routedLocked() {
 		return false
 	}
 	pt.scheduled = true
@@ -146,7 +170,7 @@ func (pt *partition) scheduleLocked(now time.Time) bool {
 
 func (pt *partition) sendableLocked(now time.Time) bool {
 	switch {
-	case len(pt.refused) > 0 || len(pt.inflight) >= pt.p.o.inFlight || now.Before(pt.pausedTill):
+	case len(pt.refused) > 0 || pt.num.gap || len(pt.inflight) >= pt.p.o.inFlight || now.Before(pt.pausedTill):
 		return false
 	case len(pt.queue) > 0:
 		return pt.provenLocked(pt.queue[0])
@@ -160,22 +184,82 @@ func (pt *partition) sendableLocked(now time.Time) bool {
 	return now.Sub(pt.open.opened) >= pt.p.o.linger
 }
 
-// provenLocked reports whether b may follow what is in flight.
+// routedLocked reports whether the next batch can go, and sees to it that lane
+// is where to. What goes another way waits until nothing is in flight.
+func (pt *partition) routedLocked() bool {
+	if !pt.p.identified() {
+		return false
+	}
+	c := pt.p.c
+	to, epoch := c.route(c.cluster.view.Load(), pt.topic.name, pt.id, pt.number)
+	if pt.lane != nil && pt.lane.place == to {
+		pt.epoch = epoch
+		return true
+	}
+	if len(pt.inflight) > 0 {
+		return false
+	}
+	pt.lane, pt.epoch = pt.p.laneTo(to), epoch
+	return true
+}
+
+// moved looks whether there is another leader than the one that what is in
+// flight went to. From that one nothing may come for long; with numbers, what
+// it was sent can be sent to the new leader as well.
+func (pt *partition) moved() {
+	pt.mu.Lock()
+	defer pt.mu.Unlock()
+	if pt.recalling || !pt.strandedLocked() {
+		return
+	}
+	pt.recalling = true
+	time.AfterFunc(recallAfter, pt.recall)
+}
+
+// recallAfter is how long the former leader may take to answer.
+const recallAfter = time.Second
+
+func (pt *partition) strandedLocked() bool {
+	if !pt.p.o.idempotent || len(pt.inflight) == 0 || pt.lane == nil || pt.lane.place == viaSeed {
+		return false
+	}
+	addr, epoch := pt.p.c.cluster.view.Load().leader(pt.topic.name, pt.id, pt.number)
+	return epoch > pt.epoch && place(addr) != pt.lane.place
+}
+
+func (pt *partition) recall() {
+	pt.mu.Lock()
+	pt.recalling = false
+	l, stranded := pt.lane, pt.strandedLocked()
+	pt.mu.Unlock()
+	if !stranded {
+		return
+	}
+	l.recall(pt, errLeaderMoved)
+	pt.moved() // what was just being sent
+}
+
+// provenLocked reports whether b may follow what is in flight. With numbers
+// anything may: the leader takes nothing after what it has refused.
 func (pt *partition) provenLocked(b *batch) bool {
-	if len(pt.inflight) == 0 {
+	if len(pt.inflight) == 0 || pt.p.o.idempotent {
 		return true
 	}
 	return b.size() <= pt.proven && pt.inflight[len(pt.inflight)-1].sized <= pt.proven
 }
 
-// take moves the next batch in flight and returns it; nil when there is
-// nothing to send. The partition is no longer scheduled, unless more is true.
-func (pt *partition) take(now time.Time) (b *batch, more bool) {
+// take moves the next batch in flight, on lane l, and returns it; nil when
+// there is nothing to send there. The partition is no longer scheduled, unless
+// more is true.
+func (pt *partition) take(l *lane, now time.Time) (b *batch, more bool) {
 	pt.mu.Lock()
 	defer pt.mu.Unlock()
 	pt.scheduled = false
 	if !pt.sendableLocked(now) {
 		return nil, false
+	}
+	if !pt.routedLocked() || pt.lane != l {
+		return nil, pt.scheduleLocked(now) // for another lane, or none yet
 	}
 	if len(pt.queue) == 0 {
 		pt.sealLocked()
@@ -184,6 +268,9 @@ func (pt *partition) take(now time.Time) (b *batch, more bool) {
 	pt.queue = pt.queue[1:]
 	b.stage = stageInFlight
 	b.sized = b.size()
+	if pt.p.o.idempotent {
+		pt.num.assign(b)
+	}
 	pt.inflight = append(pt.inflight, b)
 	return b, pt.scheduleLocked(now)
 }
@@ -198,29 +285,42 @@ func remove(list []*batch, b *batch) []*batch {
 	return list
 }
 
-// A verdict is what a broker, or the end of a stream, said about a batch.
-type verdict struct {
-	err     error
-	base    int64
-	stampMs int64
-	// again: nothing was stored, and it may be sent again.
-	again bool
-	// split: it is too large, and may be sent in parts.
-	split bool
-	// lost: the stream is gone.
-	lost  bool
-	pause time.Duration
-}
-
 // answered gives b, which was in flight, its verdict.
 func (pt *partition) answered(b *batch, v verdict) {
 	var out []settled
 	pt.mu.Lock()
 	pt.inflight = remove(pt.inflight, b)
+	if pt.p.o.idempotent {
+		out = pt.judgeNumbered(b, v, out)
+	} else {
+		out = pt.judgeOnce(b, v, out)
+	}
+	pt.finish(out)
+}
+
+// finish looks what follows from a change, and unlocks the partition, which
+// the caller has locked.
+func (pt *partition) finish(out []settled) {
+	if len(pt.inflight) == 0 {
+		out = pt.requeueLocked(out)
+	}
+	schedule := pt.scheduleLocked(time.Now())
+	pt.mu.Unlock()
+	for _, s := range out {
+		pt.p.settle(s)
+	}
+	if schedule {
+		pt.push()
+	}
+}
+
+// judgeOnce gives a batch without a number its verdict. One that may be stored
+// is never sent again.
+func (pt *partition) judgeOnce(b *batch, v verdict, out []settled) []settled {
 	if v.err == nil {
 		pt.proven = max(pt.proven, b.sized)
 	}
-	if v.err == nil || errors.Is(v.err, ErrOutcomeUnknown) {
+	if v.err == nil || v.doubt() {
 		out = pt.overtakenLocked(out)
 	}
 	if v.lost {
@@ -230,52 +330,58 @@ func (pt *partition) answered(b *batch, v verdict) {
 	case b.stage == stageSettled: // its time was up before
 		b.drop(&pt.p.builders)
 	case v.again || v.split && len(b.entries) > 1:
-		b.stage, b.lastErr = stageQueued, v.err
-		b.attempts++
 		pt.proven = 0
-		if v.split {
-			b.attempts = 0
-		}
-		pt.refused = append(pt.refused, b)
-		if !v.split {
-			pt.pauseLocked(b, v.pause)
-		}
+		pt.refuseLocked(b, v)
 	default:
-		if s, ok := b.settle(v.err); ok {
-			s.base, s.stampMs = v.base, v.stampMs
-			b.drop(&pt.p.builders)
-			out = append(out, s)
-		}
+		out = pt.settleLocked(b, v, out)
 	}
-	if len(pt.inflight) == 0 && len(pt.refused) > 0 {
-		out = pt.requeueLocked(out)
+	return out
+}
+
+// refuseLocked keeps b to be sent again.
+func (pt *partition) refuseLocked(b *batch, v verdict) {
+	b.stage, b.lastErr = stageQueued, v.err
+	b.attempts++
+	b.retries++
+	pt.refused = append(pt.refused, b)
+	switch {
+	case v.split:
+		b.attempts = 0
+	case !v.outOfOrder && !v.stateLost && !v.moved:
+		pt.pauseLocked(b, v.pause)
 	}
-	schedule := pt.scheduleLocked(time.Now())
-	pt.mu.Unlock()
-	for _, s := range out {
-		pt.p.settle(s)
+}
+
+// settleLocked ends b.
+func (pt *partition) settleLocked(b *batch, v verdict, out []settled) []settled {
+	s, ok := b.settle(v.err)
+	if ok {
+		s.base, s.stampMs, s.duplicate = v.base, v.stampMs, v.duplicate
+		out = append(out, s)
 	}
-	if schedule {
-		pt.p.schedule(pt)
-	}
+	b.drop(&pt.p.builders)
+	return out
 }
 
 // overtakenLocked fails what was refused before a batch that is, or may be,
 // stored: sending it again would change the order.
 func (pt *partition) overtakenLocked(out []settled) []settled {
 	for _, b := range pt.refused {
-		if s, ok := b.settle(fmt.Errorf("%w: refused: %w", ErrOrder, b.lastErr)); ok {
-			b.drop(&pt.p.builders)
-			out = append(out, s)
-		}
+		out = pt.settleLocked(b, verdict{err: fmt.Errorf("%w: refused: %w", ErrOrder, b.lastErr), base: -1}, out)
 	}
 	pt.refused = nil
 	return out
 }
 
 // requeueLocked puts what was refused back at the head of the queue, in order.
-// What was too large goes in parts.
+// What was too large goes in parts. Nothing is in flight.
 func (pt *partition) requeueLocked(out []settled) []settled {
+	if pt.p.o.idempotent {
+		out = pt.renumberLocked(out)
+	}
+	if len(pt.refused) == 0 {
+		return out
+	}
 	var head []*batch
 	for _, b := range pt.refused {
 		if b.stage == stageSettled {
@@ -318,8 +424,8 @@ func backoffFor(n int) time.Duration {
 	return d/2 + rand.N(d/2+1) //nolint:gosec // to spread, not to hide
 }
 
-// returned puts batches that a stream never delivered back at the head of the
-// queue, in the order they were sent.
+// returned takes batches back that no broker has read, in the order they were
+// sent.
 func (pt *partition) returned(bs []*batch, why error) {
 	pt.mu.Lock()
 	pt.proven = 0
@@ -327,6 +433,7 @@ func (pt *partition) returned(bs []*batch, why error) {
 	for _, b := range bs {
 		pt.inflight = remove(pt.inflight, b)
 		if b.stage == stageSettled {
+			pt.num.gone(b, b.inDoubt)
 			b.drop(&pt.p.builders)
 			continue
 		}
@@ -336,38 +443,60 @@ func (pt *partition) returned(bs []*batch, why error) {
 		}
 		head = append(head, b)
 	}
-	pt.queue = append(head, pt.queue...)
-	var out []settled
-	if len(pt.inflight) == 0 && len(pt.refused) > 0 {
-		out = pt.requeueLocked(nil)
+	if pt.p.o.idempotent {
+		pt.refused = append(pt.refused, head...)
+	} else {
+		pt.queue = append(head, pt.queue...)
 	}
-	schedule := pt.scheduleLocked(time.Now())
-	pt.mu.Unlock()
-	for _, s := range out {
-		pt.p.settle(s)
-	}
-	if schedule {
-		pt.p.schedule(pt)
-	}
+	pt.finish(nil)
 }
 
 // expire ends the wait for b, wherever it is.
 func (pt *partition) expire(b *batch) {
+	var out []settled
 	pt.mu.Lock()
-	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.p.streamError())
 	sent := b.stage == stageInFlight
-	if sent {
+	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked())
+	if sent || b.inDoubt {
 		err = unknown(err)
 	}
 	s, ok := b.settle(err)
-	if ok && !sent {
-		pt.forgetLocked(b)
-	}
-	pt.mu.Unlock()
 	if ok {
-		pt.p.settle(s)
-		pt.wake()
+		out = append(out, s)
+		if !sent {
+			pt.num.gone(b, b.inDoubt)
+			pt.forgetLocked(b)
+		}
 	}
+	pt.finish(out)
+}
+
+// hindranceLocked is why nothing is sent at present.
+func (pt *partition) hindranceLocked() error {
+	if pt.lane != nil {
+		if err := pt.lane.failure(); err != nil {
+			return err
+		}
+	}
+	return pt.p.identityError()
+}
+
+// failUnsent fails what was never sent.
+func (pt *partition) failUnsent(err error) {
+	var out []settled
+	pt.mu.Lock()
+	pt.sealLocked()
+	kept := pt.queue[:0]
+	for _, b := range pt.queue {
+		if b.seq != notNumbered {
+			kept = append(kept, b)
+			continue
+		}
+		out = pt.settleLocked(b, verdict{err: err, base: -1}, out)
+	}
+	clear(pt.queue[len(kept):])
+	pt.queue = kept
+	pt.finish(out)
 }
 
 // forgetLocked drops a batch that was never sent, or was refused. One that is
@@ -393,10 +522,10 @@ func (pt *partition) abandon(err error) {
 		if b.lastErr != nil {
 			why = fmt.Errorf("%w: %w", err, b.lastErr)
 		}
-		if s, ok := b.settle(why); ok {
-			out = append(out, s)
+		if b.inDoubt {
+			why = unknown(why)
 		}
-		b.drop(&pt.p.builders)
+		out = pt.settleLocked(b, verdict{err: why, base: -1}, out)
 	}
 	pt.refused, pt.queue = nil, nil
 	pt.mu.Unlock()
