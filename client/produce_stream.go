@@ -20,11 +20,16 @@ const (
 	keepAliveAfter = 20 * time.Second
 	// maxAckTimeout is the longest that brokers wait for acknowledgements.
 	maxAckTimeout = 5 * time.Minute
+	// retryAckTimeout is how long they may where what is in doubt is sent again,
+	// and lateAnswer is how long after that a stream without an answer is given up.
+	retryAckTimeout = 30 * time.Second
+	lateAnswer      = 5 * time.Second
 )
 
 var (
 	errStreamSilent = errors.New("the broker did not answer a sign of life")
 	errStreamEnded  = errors.New("the stream ended before the answer")
+	errNoAnswer     = errors.New("the broker did not answer in time")
 )
 
 // A produceStream is one Produce stream and what is unanswered on it.
@@ -169,9 +174,10 @@ func (s *produceStream) sendOne(pt *partition) bool {
 	} else if id != nil {
 		b.stamp(id)
 	}
-	left := b.due.Sub(now)
 	b.encoded.Ref()
+	timeout := s.p.ackTimeout(b.due.Sub(now))
 	s.mu.Lock()
+	b.late = now.Add(timeout + lateAnswer)
 	s.lastID++
 	request := s.lastID
 	s.inflight[request] = b
@@ -179,7 +185,7 @@ func (s *produceStream) sendOne(pt *partition) bool {
 	s.mu.Unlock()
 	err := s.s.SendMsg(&wire.ProduceBatch{
 		RequestID: request, Topic: pt.topic.name, TopicID: pt.id, Partition: pt.number, Routing: int32(s.lane.place.routing()),
-		Acks: int32(s.p.o.acks.proto()), Timeout: min(max(left-min(left/10, 2*time.Second), time.Millisecond), maxAckTimeout),
+		Acks: int32(s.p.o.acks.proto()), Timeout: timeout,
 		LeaderEpoch: -1, Batch: b.encoded,
 	})
 	if err == nil {
@@ -196,6 +202,29 @@ func (s *produceStream) sendOne(pt *partition) bool {
 	return false
 }
 
+// ackTimeout is how long a broker may wait for acknowledgements when so much
+// time is left: an answer is better than none.
+func (p *Producer) ackTimeout(left time.Duration) time.Duration {
+	most := maxAckTimeout
+	if p.o.idempotent {
+		most = retryAckTimeout
+	}
+	return min(max(left-min(left/10, 2*time.Second), time.Millisecond), most)
+}
+
+// overdue reports whether an answer should have come, where it helps to ask
+// again.
+func (s *produceStream) overdue(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, request := range s.order {
+		if b := s.inflight[request]; b != nil {
+			return s.p.o.idempotent && now.After(b.late)
+		}
+	}
+	return false
+}
+
 // keepAlive says an empty word after a long silence, and ends a stream on
 // which such words stay unanswered.
 func (s *produceStream) keepAlive(now, sent time.Time) bool {
@@ -204,6 +233,10 @@ func (s *produceStream) keepAlive(now, sent time.Time) bool {
 	s.mu.Unlock()
 	if silent >= 2*keepAliveAfter {
 		s.cancel(errStreamSilent)
+		return false
+	}
+	if s.overdue(now) {
+		s.cancel(errNoAnswer)
 		return false
 	}
 	if now.Sub(sent) < keepAliveAfter {
