@@ -276,7 +276,7 @@ func (n *node) servePorts() []func(context.Context) error {
 		},
 	}
 	if n.lis.admin != nil {
-		admin := telemetry.Admin{Metrics: n.broker.deps.Registry, Healthy: n.root.Failure().Err, Ready: n.notReady}
+		admin := telemetry.Admin{Metrics: n.broker.deps.Registry, Healthy: n.root.Failure().Err, Ready: n.notReady, Log: n.log}
 		parts = append(parts, func(ctx context.Context) error { return admin.Serve(ctx, n.lis.admin) })
 	}
 	return parts

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -187,7 +188,8 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
 	if o.creds != nil {
 		opts = append(opts, grpc.WithPerRPCCredentials(o.creds))
 	}
-	return grpc.NewClient("runnel:///"+addrs[0], opts...)
+	// Escaped: the % before the zone of an IPv6 address is one of a URL, else.
+	return grpc.NewClient("runnel:///"+url.PathEscape(addrs[0]), opts...)
 }
 
 // bearer is a token in the way of RFC 6750.

@@ -86,6 +86,18 @@ var (
 	ErrControllerUnavailable    = reason(runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE)
 	ErrConflict                 = reason(runnelv1.ErrorReason_ERROR_REASON_CONFLICT)
 	ErrMetadataStoreFull        = reason(runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL)
+	ErrGroupNotFound            = reason(runnelv1.ErrorReason_ERROR_REASON_GROUP_NOT_FOUND)
+	ErrGroupNotEmpty            = reason(runnelv1.ErrorReason_ERROR_REASON_GROUP_NOT_EMPTY)
+	ErrInvalidGroup             = reason(runnelv1.ErrorReason_ERROR_REASON_INVALID_GROUP)
+	ErrInvalidSubscription      = reason(runnelv1.ErrorReason_ERROR_REASON_INVALID_SUBSCRIPTION)
+	ErrUnknownMember            = reason(runnelv1.ErrorReason_ERROR_REASON_UNKNOWN_MEMBER)
+	ErrFencedMember             = reason(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER)
+	ErrFencedMemberEpoch        = reason(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER_EPOCH)
+	ErrStaleAssignment          = reason(runnelv1.ErrorReason_ERROR_REASON_STALE_ASSIGNMENT)
+	ErrNotCoordinator           = reason(runnelv1.ErrorReason_ERROR_REASON_NOT_COORDINATOR)
+	ErrCoordinatorLoading       = reason(runnelv1.ErrorReason_ERROR_REASON_COORDINATOR_LOADING)
+	ErrGroupFull                = reason(runnelv1.ErrorReason_ERROR_REASON_GROUP_FULL)
+	ErrGroupStateUnreadable     = reason(runnelv1.ErrorReason_ERROR_REASON_GROUP_STATE_UNREADABLE)
 )
 
 // reasonPrefix is what the names of the enum have and reasons have not.
@@ -195,11 +207,15 @@ func (e *Error) retriable() bool {
 		runnelv1.ErrorReason_ERROR_REASON_STORAGE_FULL,
 		runnelv1.ErrorReason_ERROR_REASON_STORAGE_FAILED,
 		runnelv1.ErrorReason_ERROR_REASON_TOO_MANY_INFLIGHT,
-		runnelv1.ErrorReason_ERROR_REASON_OVERLOADED:
+		runnelv1.ErrorReason_ERROR_REASON_OVERLOADED,
+		runnelv1.ErrorReason_ERROR_REASON_NOT_COORDINATOR,
+		runnelv1.ErrorReason_ERROR_REASON_COORDINATOR_LOADING,
+		runnelv1.ErrorReason_ERROR_REASON_GROUP_FULL:
 		return true
+	case runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE:
+		return !e.OutcomeUnknown
 	case runnelv1.ErrorReason_ERROR_REASON_INTERNAL,
 		runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN,
-		runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE,
 		runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL:
 		return false
 	default:
@@ -248,7 +264,7 @@ func rpcError(err error) error {
 	}
 	if e.Reason != "" {
 		e.OutcomeUnknown = e.reason == runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN ||
-			e.reason == runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE ||
+			e.reason == runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE && e.Metadata["changed"] != "no" ||
 			e.reason == runnelv1.ErrorReason_ERROR_REASON_INTERNAL
 		return e
 	}

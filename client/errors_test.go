@@ -24,6 +24,18 @@ func withReason(t *testing.T, c codes.Code, reason, domain string) error {
 	return st.Err()
 }
 
+// unasked is how a broker fails a change when it has no controller; changed
+// says whether it was made, "" when the broker does not know.
+func unasked(t *testing.T, changed string) error {
+	t.Helper()
+	info := &errdetails.ErrorInfo{Reason: "CONTROLLER_UNAVAILABLE", Domain: "runnel", Metadata: map[string]string{"changed": changed}}
+	st, err := status.New(codes.Unavailable, "text").WithDetails(info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Err()
+}
+
 // Errors are told apart by their reason, wherever they come from and however
 // they are wrapped.
 func TestErrors(t *testing.T) {
@@ -46,6 +58,8 @@ func TestErrors(t *testing.T) {
 		"change never sent":  {changeError("create", status.Error(codes.Unavailable, dial)), ErrUnreachable, "", true, false, ""},
 		"unanswered change":  {changeError("create", status.Error(codes.DeadlineExceeded, "x")), context.DeadlineExceeded, "", false, true, ""},
 		"item":               {itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_MOVING, Code: 14, Message: "m", RetryAfter: durationpb.New(7)}), ErrMoving, "MOVING", true, false, "m (MOVING)"},
+		"nobody was asked":   {rpcError(unasked(t, "no")), ErrControllerUnavailable, "CONTROLLER_UNAVAILABLE", true, false, ""},
+		"nobody answered":    {rpcError(unasked(t, "")), ErrControllerUnavailable, "CONTROLLER_UNAVAILABLE", false, true, ""},
 		"item, uncertain":    {itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_TIMEOUT, OutcomeUnknown: true}), ErrOutcomeUnknown, "TIMEOUT", false, true, ""},
 		"item, internal":     {itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_INTERNAL}), ErrInternal, "INTERNAL", false, true, ""},
 		"item, to come":      {itemError(&runnelv1.ItemError{Reason: 9999, Code: int32(codes.InvalidArgument)}), nil, "9999", false, false, ""},
@@ -87,7 +101,7 @@ func TestEveryReasonHasAnError(t *testing.T) {
 		ErrRecordTooLarge, ErrUnsupportedCompression, ErrInvalidTimestamp, ErrInvalidRecord, ErrOffsetOutOfRange, ErrOffsetNotAvailable,
 		ErrLogTruncated, ErrLogCorrupt, ErrNotLeader, ErrNoLeader, ErrFencedLeaderEpoch, ErrLeaderUnconfirmed, ErrMoving, ErrStaleMetadata,
 		ErrNotEnoughReplicas, ErrCommitUncertain, ErrOutOfOrderSequence, ErrProducerStateLost, ErrFencedProducer, ErrStorageFull, ErrStorageFailed, ErrTooManyInflight, ErrOverloaded, ErrControllerUnavailable,
-		ErrConflict, ErrMetadataStoreFull,
+		ErrConflict, ErrMetadataStoreFull, ErrGroupNotFound, ErrGroupNotEmpty, ErrInvalidGroup, ErrInvalidSubscription, ErrUnknownMember, ErrFencedMember, ErrFencedMemberEpoch, ErrStaleAssignment, ErrNotCoordinator, ErrCoordinatorLoading, ErrGroupFull, ErrGroupStateUnreadable,
 	}
 	inside := map[string]bool{"": true, "NOT_CONTROLLER": true, "DUPLICATE_BROKER": true, "CLUSTER_MISMATCH": true, "STALE_BROKER_EPOCH": true}
 	have := map[string]bool{}

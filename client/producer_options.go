@@ -164,6 +164,11 @@ func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 	}
 	check(o.acks <= AcksNone, "RequireAcks(%d): want AcksAll, AcksLeader or AcksNone", o.acks)
 	check(o.compression <= Zstd, "Compress(%d): no such compression", o.compression)
+	if o.compression <= Zstd {
+		if err := record.CheckLevel(o.compression.record(), o.level); err != nil {
+			errs = append(errs, fmt.Errorf("compress: %w", err))
+		}
+	}
 	check(o.batchBytes >= minBatchBytes && o.batchBytes <= maxBatchBytes, "BatchBytes(%d): want %d to %d", o.batchBytes, minBatchBytes, maxBatchBytes)
 	check(o.linger >= 0 && o.linger < o.delivery, "Linger(%v): want 0 or more, and less than the delivery timeout of %v", o.linger, o.delivery)
 	check(o.inFlight >= 1 && o.inFlight <= 1000, "MaxInFlight(%d): want 1 to 1000", o.inFlight)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -157,6 +158,20 @@ func TestReader_starts(t *testing.T) {
 }
 
 // Following sees what is stored after Assign, and nothing before.
+// An offset that is not there yet is not the end of a log that was read.
+func TestReader_beyondTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 2})
+		f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+		r := newReader(t, f.client(t))
+		err := r.Assign(t.Context(), client.Assignment{Topic: "t", Partition: 0, Start: client.AtOffset(101), AtEnd: true})
+		pe, ok := errors.AsType[*client.PartitionError](err)
+		if !ok || pe.Partition != 0 || !errors.Is(err, client.ErrOffsetOutOfRange) || !strings.Contains(err.Error(), "101 is beyond the end, which is at 100") {
+			t.Errorf("%v; want OFFSET_OUT_OF_RANGE", err)
+		}
+	})
+}
+
 func TestReader_followsFromLatest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})

@@ -120,6 +120,10 @@ func (l *lookup) resolve(answers []*runnelv1.OffsetAnswer) error {
 	case startEarliest:
 	case startOffset:
 		l.from = l.start.n
+		if l.atEnd && l.from > latest { // nothing would be fetched, and no broker would say so
+			return &PartitionError{Topic: l.topic, Partition: l.partition, Err: localError(
+				runnelv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE, "offset %d is beyond the end, which is at %d", l.from, latest)}
+		}
 	case startLatest:
 		l.from = latest
 	case startBeforeEnd:

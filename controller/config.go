@@ -362,8 +362,17 @@ func checkEndpoint(ep string) error {
 	return rpcserver.CheckRoutable(addr)
 }
 
-func (t TopicsConfig) defaults() state.Defaults {
+// internalFactor is the replication factor that internal topics grow to: any one broker may be lost, and one more for repair.
+const internalFactor = 3
+
+// defaults returns what topics get that do not say; in dev there is one broker for ever.
+func (t TopicsConfig) defaults(dev bool) state.Defaults {
+	factor := int32(internalFactor)
+	if dev {
+		factor = 1
+	}
 	return state.Defaults{
-		Partitions: t.Partitions, ReplicationFactor: t.ReplicationFactor, Configs: t.Configs, MaxPartitions: t.MaxPartitions,
+		InternalFactor: factor,
+		Partitions:     t.Partitions, ReplicationFactor: t.ReplicationFactor, Configs: t.Configs, MaxPartitions: t.MaxPartitions,
 	}
 }

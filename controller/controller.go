@@ -191,7 +191,7 @@ func (c *Controller) run(ctx context.Context, s *store.Store, kv openedKV, lis, 
 	})
 	if admin != nil {
 		g.Go(func() error {
-			return telemetry.Admin{Metrics: c.deps.Registry, Ready: c.readiness}.Serve(ctx, admin)
+			return telemetry.Admin{Metrics: c.deps.Registry, Ready: c.readiness, Log: c.deps.Log}.Serve(ctx, admin)
 		})
 	}
 	return g.Wait()
@@ -356,7 +356,7 @@ func (c *Controller) deposePredecessor(ctx context.Context, s *store.Store, sole
 // rule is one tenure, from the election to its end. It returns why it ended.
 func (c *Controller) rule(ctx context.Context, s *store.Store, kv openedKV, t store.Tenure) error {
 	act := active.New(active.Config{
-		Defaults: c.cfg.Topics.defaults(), RecoveryWait: c.cfg.Cluster.RecoveryWait.Std(),
+		Defaults: c.cfg.Topics.defaults(c.deps.Dev), RecoveryWait: c.cfg.Cluster.RecoveryWait.Std(),
 		SessionTimeout: c.cfg.Cluster.SessionTimeout.Std(), Dev: c.deps.Dev,
 		Probe: c.cfg.Cluster.Probe, FastFencing: c.cfg.Cluster.FastFencing, Sole: kv.sole,
 		PreferredAfter: c.cfg.Cluster.PreferredDelay.Std(),

@@ -82,6 +82,39 @@ func TestDeposedController_is_fenced_by_its_first_write(t *testing.T) {
 	})
 }
 
+// NOT_CONTROLLER means that nothing was changed: who is told so may ask the next controller again. A change that was begun before
+// another controller took over has an unknown outcome instead.
+func TestDeposedController_does_not_call_undone_what_it_began(t *testing.T) {
+	for name, c := range map[string]struct {
+		at   int // transaction of the change before which the lease ends
+		want runnelv1.ErrorReason
+	}{
+		"before the first transaction": {1, runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
+		"after the first":              {2, runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				first := w.controller(addr1, nil)
+				defer first.stop(t)
+				<-first.Ready()
+				b := w.newBroker(1).serve(addr1)
+				defer b.leave()
+				mustCreate(t, w.client(addr1), &runnelv1.NewTopic{Name: "t"})
+				synctest.Wait()
+				n := 0
+				w.kv.Hook(func() {
+					if n++; n == c.at {
+						w.kv.ExpireLeases()
+					}
+				})
+				_, err := w.client(addr1).AddPartitions(t.Context(), &controllerv1.AddPartitionsRequest{Request: &runnelv1.AddPartitionsRequest{Topic: "t", Total: 400}})
+				wantReason(t, name, err, c.want)
+			})
+		})
+	}
+}
+
 // Whatever transaction a controller dies after, the next one finishes what it began.
 func TestNewController_finishes_what_the_old_one_began(t *testing.T) {
 	for after := range 6 {

@@ -116,7 +116,7 @@ func (b *builder) topic(revision int64, r *controllerv1.TopicRecord) error {
 	t.Name, t.Internal = r.GetName(), r.GetInternal()
 	t.Config, t.ConfigErr = resolve(r.GetClusterConfigs(), r.GetConfigs())
 	t.Set, t.Cluster = r.GetConfigs(), r.GetClusterConfigs()
-	t.RF, t.CreatedMs = int(r.GetReplicationFactor()), r.GetCreatedMs()
+	t.RF, t.TargetRF, t.CreatedMs = int(r.GetReplicationFactor()), int(r.GetTargetReplicationFactor()), r.GetCreatedMs()
 	t.AwaitingRemoval = brokerIDs(r.GetAwaitingRemoval())
 	t.Phase = TopicCreating
 	switch r.GetPhase() {

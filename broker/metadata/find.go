@@ -23,15 +23,15 @@ type Finder struct {
 }
 
 // Find returns the active topic of that name, with that id unless it is empty.
-// Its errors: ErrInvalidName, ErrTopicNotFound, ErrTopicIDMismatch, and
+// Its errors: ErrInvalidName, ErrInvalidID, ErrTopicNotFound, ErrTopicIDMismatch, and
 // ErrStale while no controller can tell whether the topic exists.
 func (f Finder) Find(ctx context.Context, name, id string) (*Topic, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
 	t, err := f.Store.Load().Resolve(name, id)
-	if err == nil {
-		return t, nil
+	if err == nil || errors.Is(err, ErrInvalidID) {
+		return t, err
 	}
 	wait, cancel := context.WithTimeout(ctx, catchUpWait)
 	defer cancel()

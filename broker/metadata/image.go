@@ -76,6 +76,9 @@ type Topic struct {
 	Set, Cluster map[string]string
 	// RF is the replication factor.
 	RF int
+	// TargetRF is what the replication factor of an internal topic grows to as
+	// brokers come; 0: it stays as it is.
+	TargetRF int
 	// Partitions are indexed by number. One whose record has not arrived yet
 	// has no replicas and no leader.
 	Partitions []Partition
@@ -162,14 +165,35 @@ func (e *factError) Unwrap() error { return e.kind }
 // Metadata returns the facts.
 func (e *factError) Metadata() map[string]string { return e.facts }
 
+// ErrInvalidID is returned for what can't be the id of a topic.
+var ErrInvalidID = errors.New("invalid topic id")
+
+// ParseTopicID reads the topic_id of a request, or returns ErrInvalidID.
+func ParseTopicID(id string) (uuid.UUID, error) {
+	parsed, err := uuid.Parse(id)
+	if err != nil || parsed == uuid.Nil {
+		return uuid.Nil, &factError{
+			ErrInvalidID, fmt.Sprintf("topic_id %.100q is not a topic's id: leave it out, or give the UUID that a description of the topic shows", id), nil,
+		}
+	}
+	return parsed, nil
+}
+
 // Resolve finds the active topic of that name. When id is not empty, the topic
 // must have it.
 func (i *Image) Resolve(name, id string) (*Topic, error) {
+	want := uuid.Nil
+	if id != "" {
+		var err error
+		if want, err = ParseTopicID(id); err != nil {
+			return nil, err
+		}
+	}
 	t, ok := i.Topic(name)
 	if !ok {
 		return nil, &factError{ErrTopicNotFound, fmt.Sprintf("topic %q does not exist: create it, or fix the name", name), map[string]string{"topic": name}}
 	}
-	if id != "" && id != t.ID.String() {
+	if id != "" && want != t.ID {
 		return nil, &factError{
 			ErrTopicIDMismatch, fmt.Sprintf("topic %q now has the id %s, not %q: it was deleted and created again", name, t.ID, id),
 			map[string]string{"topic": name, "topicId": t.ID.String()},

@@ -21,6 +21,8 @@ type outbox struct {
 	mu sync.Mutex
 
 	client      controllerv1.ControllerServiceClient // nil: not registered
+	arrived     chan struct{}                        // closed while registered
+	lostAt      time.Time                            // when the last registration ended; zero: never
 	addr        string
 	brokerEpoch int64
 	timeout     time.Duration // of the session
@@ -55,6 +57,7 @@ type outbox struct {
 
 func (b *outbox) init() {
 	b.wake = make(chan struct{}, 1)
+	b.arrived = make(chan struct{})
 	b.appliedMore = make(chan struct{})
 	b.mayDrain = make(chan struct{})
 	b.removed = map[uuid.UUID]bool{}
@@ -127,6 +130,31 @@ func (b *outbox) controller() (controllerv1.ControllerServiceClient, string, err
 	return b.client, b.addr, nil
 }
 
+// awaitController is controller, but waits for a registration.
+func (b *outbox) awaitController(ctx context.Context) (controllerv1.ControllerServiceClient, string, error) {
+	for {
+		b.mu.Lock()
+		arrived := b.arrived
+		b.mu.Unlock()
+		if c, addr, err := b.controller(); err == nil {
+			return c, addr, nil
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return nil, "", ErrNoController
+		}
+	}
+}
+
+// lost returns when the last registration ended.
+func (b *outbox) lost() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.lostAt
+}
+
 func (b *outbox) epoch() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -145,6 +173,9 @@ func (b *outbox) confirmed(now time.Time) bool {
 // told again.
 func (b *outbox) attach(c controllerv1.ControllerServiceClient, addr string, epoch int64, timeout time.Duration) {
 	b.mu.Lock()
+	if b.client == nil {
+		close(b.arrived)
+	}
 	b.client, b.addr, b.brokerEpoch, b.timeout = c, addr, epoch, timeout
 	b.sentReports, b.sentApplied, b.sentLeaving = false, 0, false
 	b.session, b.proposals, b.once = 0, nil, nil
@@ -163,6 +194,9 @@ func (b *outbox) detach() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
+	if b.client != nil {
+		b.arrived, b.lostAt = make(chan struct{}), time.Now()
+	}
 	b.client, b.addr = nil, ""
 	for _, waiting := range b.asked {
 		b.asking = append(b.asking, waiting...)

@@ -251,6 +251,16 @@ func (s *Session) Controller() (client controllerv1.ControllerServiceClient, add
 	return s.box.controller()
 }
 
+// AwaitController is Controller, but waits until the broker is registered, or
+// returns ErrNoController when ctx is done before.
+func (s *Session) AwaitController(ctx context.Context) (client controllerv1.ControllerServiceClient, addr string, err error) {
+	return s.box.awaitController(ctx)
+}
+
+// LostController returns when the broker was last registered and then was not
+// any more; the zero time when that never happened.
+func (s *Session) LostController() time.Time { return s.box.lost() }
+
 // Epoch returns the broker epoch of this process, 0 before it is registered.
 func (s *Session) Epoch() int64 { return s.box.epoch() }
 

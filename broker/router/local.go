@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/runnelmq/runnel/broker/partition"
 )
 
@@ -121,7 +124,13 @@ func causeText(err error) string {
 	if errors.Is(err, errPeerGone) || errors.Is(err, partition.ErrShuttingDown) {
 		return err.Error()
 	}
-	return fmt.Sprintf("%T", err) // its text may speak of addresses
+	// Its text may speak of addresses.
+	switch code := status.Code(err); code {
+	case codes.OK, codes.Unknown:
+		return "it failed"
+	default:
+		return fmt.Sprintf("gRPC calls it %s", code)
+	}
 }
 
 // unhanded takes back what was about to be handed over when its link broke.

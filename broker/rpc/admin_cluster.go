@@ -6,15 +6,16 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 )
 
 // DescribeCluster implements runnelv1.AdminServiceServer.
-func (s *AdminService) DescribeCluster(context.Context, *runnelv1.DescribeClusterRequest) (*runnelv1.DescribeClusterResponse, error) {
+func (s *AdminService) DescribeCluster(ctx context.Context, _ *runnelv1.DescribeClusterRequest) (*runnelv1.DescribeClusterResponse, error) {
+	controller := s.presentController(ctx)
 	img := s.deps.Store.Load()
-	_, controller, _ := s.deps.Session.Controller() // empty when there is none, which the field says
 	leaders, replicas := map[metadata.BrokerID]int32{}, map[metadata.BrokerID]int32{}
 	var topics, partitions int32
 	for _, t := range img.Topics() {
@@ -42,6 +43,19 @@ func (s *AdminService) DescribeCluster(context.Context, *runnelv1.DescribeCluste
 		})
 	}
 	return resp, nil
+}
+
+// failoverWait is how long after it lost its controller a broker expects to be
+// registered with the next one.
+const failoverWait = 3 * time.Second
+
+// presentController returns the address of the active controller, "" when there
+// is none. Shortly after the last one was lost it waits for the next.
+func (s *AdminService) presentController(ctx context.Context) string {
+	ctx, cancel := context.WithDeadline(ctx, s.deps.Session.LostController().Add(failoverWait))
+	defer cancel()
+	_, addr, _ := s.deps.Session.AwaitController(ctx) // empty when there is none, which the field says
+	return addr
 }
 
 func brokerState(p metadata.BrokerPhase) runnelv1.BrokerState {
@@ -131,6 +145,10 @@ func checkBrokers(f *findings, img *metadata.Image) {
 func checkTopic(f *findings, t *metadata.Topic) {
 	if t.ConfigErr != nil {
 		f.add(warning, "config_not_understood", t.Name, "this version does not understand the topic's configuration, and uses its defaults instead: %v", t.ConfigErr)
+	}
+	if t.RF < t.TargetRF {
+		f.add(warning, "internal_topic_growing", t.Name,
+			"%d of the %d replicas it is to have: the loss of few brokers can lose it; start more brokers, and it is given replicas on them by itself", t.RF, t.TargetRF)
 	}
 	for n := range t.Partitions {
 		p := &t.Partitions[n]

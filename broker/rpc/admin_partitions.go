@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/grpc"
+
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
@@ -144,36 +146,18 @@ func matches(p *metadata.Partition, filters []runnelv1.PartitionFilter) bool {
 
 // RecoverPartition implements runnelv1.AdminServiceServer.
 func (s *AdminService) RecoverPartition(ctx context.Context, req *runnelv1.RecoverPartitionRequest) (*runnelv1.RecoverPartitionResponse, error) {
-	ctx, cancel, err := wait(ctx, req.GetTimeout())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	c, err := s.controller()
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.RecoverPartition(ctx, &controllerv1.RecoverPartitionRequest{Request: req})
-	if err != nil {
-		return nil, s.errors.upstream(err)
-	}
-	return resp.GetResponse(), nil
+	return change(ctx, s, req.GetTimeout(),
+		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.RecoverPartitionResponse, error) {
+			resp, err := c.RecoverPartition(ctx, &controllerv1.RecoverPartitionRequest{Request: req}, opt)
+			return resp.GetResponse(), err
+		})
 }
 
 // FenceBroker implements runnelv1.AdminServiceServer.
 func (s *AdminService) FenceBroker(ctx context.Context, req *runnelv1.FenceBrokerRequest) (*runnelv1.FenceBrokerResponse, error) {
-	ctx, cancel, err := wait(ctx, req.GetTimeout())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	c, err := s.controller()
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.FenceBroker(ctx, &controllerv1.FenceBrokerRequest{Request: req})
-	if err != nil {
-		return nil, s.errors.upstream(err)
-	}
-	return resp.GetResponse(), nil
+	return change(ctx, s, req.GetTimeout(),
+		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.FenceBrokerResponse, error) {
+			resp, err := c.FenceBroker(ctx, &controllerv1.FenceBrokerRequest{Request: req}, opt)
+			return resp.GetResponse(), err
+		})
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -72,27 +73,6 @@ func timeoutOf(timeout *durationpb.Duration) (time.Duration, error) {
 	return d, nil
 }
 
-// wait returns the context for a change that a controller is asked for.
-func wait(ctx context.Context, timeout *durationpb.Duration) (context.Context, context.CancelFunc, error) {
-	d, err := timeoutOf(timeout)
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, d+adminSlack)
-	return ctx, cancel, nil
-}
-
-// controller returns the active controller.
-func (s *AdminService) controller() (controllerv1.ControllerServiceClient, error) {
-	c, _, err := s.deps.Session.Controller()
-	if err != nil {
-		// Nothing was sent, so nothing was changed; the reason says less than
-		// that, the text says it.
-		return nil, &factError{kind: err, text: "no controller can be reached: nothing was changed; try again"}
-	}
-	return c, nil
-}
-
 // count checks how many items a request has.
 func count(n int) error {
 	if n == 0 || n > maxTopicsPerCall {
@@ -106,20 +86,19 @@ func (s *AdminService) CreateTopics(ctx context.Context, req *runnelv1.CreateTop
 	if err := count(len(req.GetTopics())); err != nil {
 		return nil, err
 	}
-	ctx, cancel, err := wait(ctx, req.GetTimeout())
+	results, err := changeEach(ctx, s, req.GetTimeout(), req.GetTopics(),
+		func(ctx context.Context, c controllerv1.ControllerServiceClient, topics []*runnelv1.NewTopic, opt grpc.CallOption) ([]*runnelv1.CreateTopicResult, error) {
+			part := &runnelv1.CreateTopicsRequest{Topics: topics, ValidateOnly: req.GetValidateOnly(), Timeout: req.GetTimeout()}
+			resp, err := c.CreateTopics(ctx, &controllerv1.CreateTopicsRequest{Request: part}, opt)
+			return resp.GetResponse().GetResults(), err
+		},
+		func(t *runnelv1.NewTopic, err *runnelv1.ItemError) *runnelv1.CreateTopicResult {
+			return &runnelv1.CreateTopicResult{Name: t.GetName(), Error: err}
+		})
 	if err != nil {
 		return nil, err
 	}
-	defer cancel()
-	c, err := s.controller()
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.CreateTopics(ctx, &controllerv1.CreateTopicsRequest{Request: req})
-	if err != nil {
-		return nil, s.errors.upstream(err)
-	}
-	return resp.GetResponse(), nil
+	return &runnelv1.CreateTopicsResponse{Results: results}, nil
 }
 
 // DeleteTopics implements runnelv1.AdminServiceServer.
@@ -127,58 +106,37 @@ func (s *AdminService) DeleteTopics(ctx context.Context, req *runnelv1.DeleteTop
 	if err := count(len(req.GetTopics())); err != nil {
 		return nil, err
 	}
-	ctx, cancel, err := wait(ctx, req.GetTimeout())
+	results, err := changeEach(ctx, s, req.GetTimeout(), req.GetTopics(),
+		func(ctx context.Context, c controllerv1.ControllerServiceClient, topics []*runnelv1.TopicRef, opt grpc.CallOption) ([]*runnelv1.DeleteTopicResult, error) {
+			part := &runnelv1.DeleteTopicsRequest{Topics: topics, ValidateOnly: req.GetValidateOnly(), Timeout: req.GetTimeout()}
+			resp, err := c.DeleteTopics(ctx, &controllerv1.DeleteTopicsRequest{Request: part}, opt)
+			return resp.GetResponse().GetResults(), err
+		},
+		func(t *runnelv1.TopicRef, err *runnelv1.ItemError) *runnelv1.DeleteTopicResult {
+			return &runnelv1.DeleteTopicResult{Name: t.GetName(), Error: err}
+		})
 	if err != nil {
 		return nil, err
 	}
-	defer cancel()
-	c, err := s.controller()
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.DeleteTopics(ctx, &controllerv1.DeleteTopicsRequest{Request: req})
-	if err != nil {
-		return nil, s.errors.upstream(err)
-	}
-	return resp.GetResponse(), nil
+	return &runnelv1.DeleteTopicsResponse{Results: results}, nil
 }
 
 // AlterTopicConfigs implements runnelv1.AdminServiceServer.
-func (s *AdminService) AlterTopicConfigs(
-	ctx context.Context, req *runnelv1.AlterTopicConfigsRequest,
-) (*runnelv1.AlterTopicConfigsResponse, error) {
-	ctx, cancel, err := wait(ctx, req.GetTimeout())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	c, err := s.controller()
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.AlterTopicConfigs(ctx, &controllerv1.AlterTopicConfigsRequest{Request: req})
-	if err != nil {
-		return nil, s.errors.upstream(err)
-	}
-	return resp.GetResponse(), nil
+func (s *AdminService) AlterTopicConfigs(ctx context.Context, req *runnelv1.AlterTopicConfigsRequest) (*runnelv1.AlterTopicConfigsResponse, error) {
+	return change(ctx, s, req.GetTimeout(),
+		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.AlterTopicConfigsResponse, error) {
+			resp, err := c.AlterTopicConfigs(ctx, &controllerv1.AlterTopicConfigsRequest{Request: req}, opt)
+			return resp.GetResponse(), err
+		})
 }
 
 // AddPartitions implements runnelv1.AdminServiceServer.
 func (s *AdminService) AddPartitions(ctx context.Context, req *runnelv1.AddPartitionsRequest) (*runnelv1.AddPartitionsResponse, error) {
-	ctx, cancel, err := wait(ctx, req.GetTimeout())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	c, err := s.controller()
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.AddPartitions(ctx, &controllerv1.AddPartitionsRequest{Request: req})
-	if err != nil {
-		return nil, s.errors.upstream(err)
-	}
-	return resp.GetResponse(), nil
+	return change(ctx, s, req.GetTimeout(),
+		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.AddPartitionsResponse, error) {
+			resp, err := c.AddPartitions(ctx, &controllerv1.AddPartitionsRequest{Request: req}, opt)
+			return resp.GetResponse(), err
+		})
 }
 
 // ListTopicConfigKeys implements runnelv1.AdminServiceServer.

@@ -397,6 +397,7 @@ func TestRefusals(t *testing.T) {
 		internal := elsewhere(uuid.New(), "__offsets", 1)
 		internal[0].GetTopic().Internal = true
 		c.publish(internal...)
+		c.topic("there", 1)
 		ctx := t.Context()
 		for name, call := range map[string]struct {
 			f    func() error
@@ -411,6 +412,22 @@ func TestRefusals(t *testing.T) {
 				_, err := c.AddPartitions(ctx, &runnelv1.AddPartitionsRequest{Timeout: durationpb.New(-1)})
 				return err
 			}, "INVALID_REQUEST"},
+			"deletion, a negative timeout": {func() error {
+				_, err := c.DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{
+					Topic: "there", Partitions: []*runnelv1.DeleteRecordsPartition{{}}, Timeout: durationpb.New(-time.Second),
+				})
+				return err
+			}, "INVALID_REQUEST"},
+			"deletion, no id": {func() error {
+				_, err := c.DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{Topic: "there", TopicId: new("x"), Partitions: []*runnelv1.DeleteRecordsPartition{{}}})
+				return err
+			}, "INVALID_REQUEST"},
+			"deletion, another id": {func() error {
+				_, err := c.DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{
+					Topic: "there", TopicId: new(uuid.NewString()), Partitions: []*runnelv1.DeleteRecordsPartition{{}},
+				})
+				return err
+			}, "TOPIC_ID_MISMATCH"},
 			"a timeout of a year": {func() error {
 				_, err := c.AlterTopicConfigs(ctx, &runnelv1.AlterTopicConfigsRequest{Timeout: durationpb.New(9000 * time.Hour)})
 				return err

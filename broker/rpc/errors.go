@@ -38,6 +38,7 @@ var (
 // What the broker's own services refuse.
 var (
 	errRequest    = errors.New("invalid request")
+	errUnasked    = errors.New("no controller could be asked")
 	errInflight   = errors.New("too many requests are unanswered")
 	errOverloaded = errors.New("no resources to spare")
 )
@@ -77,6 +78,7 @@ func Rules() []rpcerr.Rule {
 		{Err: producer.ErrTooMany, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_OVERLOADED, RetryAfter: overloadedRetry},
 
 		{Err: metadata.ErrInvalidName, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME},
+		{Err: metadata.ErrInvalidID, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: metadata.ErrTopicNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 		{Err: metadata.ErrPartitionNotFound, Code: codes.NotFound, Reason: runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
 		{Err: metadata.ErrTopicIDMismatch, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
@@ -84,6 +86,7 @@ func Rules() []rpcerr.Rule {
 		{Err: metadata.ErrClusterMismatch, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_CLUSTER_MISMATCH},
 		{Err: metadata.ErrDuplicateBroker, Code: codes.AlreadyExists, Reason: runnelv1.ErrorReason_ERROR_REASON_DUPLICATE_BROKER},
 		{Err: metadata.ErrNoController, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: unknownOut},
+		{Err: errUnasked, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE},
 		{Err: topicconfig.ErrInvalid, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_CONFIG},
 
 		{Err: errRequest, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
@@ -96,7 +99,7 @@ func Rules() []rpcerr.Rule {
 		{Err: errStoreFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL},
 		{Err: errInternal, Code: codes.Internal, Reason: internal, OutcomeUnknown: unknownOut},
 	}
-	return slices.Concat(own, LogRules(), router.Rules())
+	return slices.Concat(own, LogRules(), groupRules(), router.Rules())
 }
 
 // An errorTable spells errors inside answers, and logs those that it does not

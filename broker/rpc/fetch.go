@@ -38,6 +38,8 @@ type fetcher struct {
 	// forwarded is true for a session of another broker: it names topics by id,
 	// and nothing of it goes anywhere else.
 	forwarded bool
+	// news are the partitions that wait for metadata their sender has.
+	news fetchNews
 	// feed reads what other brokers lead; nil until something is.
 	feed     *router.Feed
 	feedHold feedHold
@@ -128,7 +130,9 @@ func (f *fetcher) parse(msg *wire.Message) (*runnelv1.FetchRequest, error) {
 		return nil, refuse("the message is no FetchRequest: %s", rpcerr.Clean(err.Error()))
 	}
 	if fwd, ok := into.(*replicav1.ForwardFetchRequest); ok {
-		return fwd.GetRequest(), nil
+		if req = fwd.GetRequest(); req == nil {
+			return nil, refuse("the message has no request")
+		}
 	}
 	return req, nil
 }
@@ -161,6 +165,7 @@ func (f *fetcher) run(only *runnelv1.FetchRequest) error {
 		now := time.Now()
 		f.board.rouse(now)
 		f.keepUp(now)
+		f.lookAgain(ctx, now)
 		f.remind(now)
 		f.flow.setAside(now)
 		if done, err := f.step(now); done || err != nil {
@@ -279,7 +284,7 @@ func (f *fetcher) over() bool {
 	case f.heeded && f.opts.follow:
 		return true
 	}
-	return len(f.board.subs) == 0 && len(f.alls) == 0
+	return len(f.board.subs) == 0 && len(f.alls) == 0 && len(f.news.waiting) == 0
 }
 
 // busy reports whether another step may do something at once.
@@ -350,7 +355,7 @@ func (f *fetcher) wait(ctx context.Context, timer *time.Timer) error {
 		f.holdFeed(time.Now())
 		next = earlier(next, f.feedHold.next())
 	}
-	rearm(timer, time.Now(), earlier(next, f.retryAt))
+	rearm(timer, time.Now(), earlier(earlier(next, f.retryAt), f.news.at))
 	changed := f.changed()
 	if changed != nil && f.svc.opts.Store.Load() != f.image {
 		return nil

@@ -7,8 +7,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/google/uuid"
-
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
@@ -66,9 +64,9 @@ func (f *fetcher) topic(ctx context.Context, want *runnelv1.FetchPartition) (*me
 	if !f.forwarded {
 		return f.svc.topic(ctx, want.GetTopic(), want.GetTopicId())
 	}
-	id, err := uuid.Parse(want.GetTopicId())
+	id, err := metadata.ParseTopicID(want.GetTopicId())
 	if err != nil {
-		return nil, refuse("topic_id %q is none: brokers name topics by id", want.GetTopicId())
+		return nil, err
 	}
 	t, ok := f.svc.opts.Store.Load().TopicByID(id)
 	if !ok {

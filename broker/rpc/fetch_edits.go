@@ -53,8 +53,12 @@ func (f *fetcher) apply(ctx context.Context, req *runnelv1.FetchRequest) error {
 		if a := f.alls[ref.GetTopic()]; a != nil && ref.Partition == nil {
 			delete(f.alls, ref.GetTopic())
 		}
+		f.news.remove(ref)
 	}
 	for _, want := range req.GetPartitions() {
+		if f.forwarded {
+			f.news.remove(&runnelv1.PartitionRef{Topic: want.GetTopic(), Partition: want.Partition})
+		}
 		f.subscribe(ctx, want)
 	}
 	for _, ref := range req.GetPause() {
@@ -120,11 +124,13 @@ func (f *fetcher) subscribe(ctx context.Context, want *runnelv1.FetchPartition) 
 	if err == nil {
 		t, err = f.topic(ctx, want)
 	}
-	if err == nil && want.Partition != nil {
+	if err == nil && want.Partition != nil && !f.forwarded { // another broker may know of more than this one
 		_, err = t.Find(want.GetPartition())
 	}
 	if err != nil {
-		f.refuse(want, t, err)
+		if !f.awaitNews(want, err) {
+			f.refuse(want, t, err)
+		}
 		return
 	}
 	if want.Partition != nil {
@@ -263,6 +269,9 @@ func (f *fetcher) start(t *metadata.Topic, n int32, want *runnelv1.FetchPartitio
 	if old := f.board.subs[s.key]; old != nil {
 		paused = old.state == subPaused // a seek does not resume
 		f.leave(old)
+	}
+	if err != nil && f.awaitNews(want, err) {
+		return nil
 	}
 	if err != nil {
 		one := &runnelv1.FetchPartition{Topic: t.Name, Partition: &n, Start: want.GetStart(), Tag: want.GetTag()}

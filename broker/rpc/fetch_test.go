@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -143,7 +144,8 @@ func TestFetch_refusesBadPartitionsAndGoesOn(t *testing.T) {
 			"an unknown topic":       {fromOffset("none", 0, 0), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 			"an unknown partition":   {fromOffset("t", 2, 0), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
 			"a negative partition":   {fromOffset("t", -1, 0), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-			"another topic's id":     {&runnelv1.FetchPartition{Topic: "t", TopicId: new("x")}, codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"another topic's id":     {&runnelv1.FetchPartition{Topic: "t", TopicId: new(uuid.NewString())}, codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"no id":                  {&runnelv1.FetchPartition{Topic: "t", TopicId: new("x")}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"all at one offset":      {&runnelv1.FetchPartition{Topic: "t", TopicId: new(id.String()), Start: &runnelv1.FetchPartition_Offset{}}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"all with one epoch":     {&runnelv1.FetchPartition{Topic: "t", LeaderEpoch: new(int64(1))}, codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"a negative offset":      {fromOffset("t", 0, -1), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},

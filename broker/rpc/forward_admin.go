@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
@@ -16,9 +15,9 @@ import (
 
 // byID finds the topic that another broker asks about.
 func (s *ForwardService) byID(id string) (*metadata.Topic, error) {
-	parsed, err := uuid.Parse(id)
+	parsed, err := metadata.ParseTopicID(id)
 	if err != nil {
-		return nil, invalid("topic_id %.40q is none: brokers name topics by id", id)
+		return nil, err
 	}
 	t, ok := s.admin.deps.Store.Load().TopicByID(parsed)
 	if !ok || t.Phase == metadata.TopicDeleting {
@@ -51,13 +50,14 @@ func (s *ForwardService) ForwardListOffsets(_ context.Context, req *replicav1.Fo
 
 // ForwardDeleteRecords implements replicav1.ForwardServiceServer.
 func (s *ForwardService) ForwardDeleteRecords(ctx context.Context, req *replicav1.ForwardDeleteRecordsRequest) (*replicav1.ForwardDeleteRecordsResponse, error) {
-	t, err := s.byID(req.GetRequest().GetTopicId())
-	if d := req.GetRequest().GetTimeout(); d != nil {
-		// A little less than the sender has, so that the answer arrives in time.
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, d.AsDuration()*9/10)
-		defer cancel()
+	timeout, err := timeoutOf(req.GetRequest().GetTimeout())
+	if err != nil {
+		return nil, err
 	}
+	// A little less than the sender has, so that the answer arrives in time.
+	ctx, cancel := context.WithTimeout(ctx, timeout*9/10)
+	defer cancel()
+	t, err := s.byID(req.GetRequest().GetTopicId())
 	resp := &runnelv1.DeleteRecordsResponse{}
 	for _, q := range req.GetRequest().GetPartitions() {
 		r := &runnelv1.DeleteRecordsResult{Partition: new(q.GetPartition())}

@@ -199,6 +199,9 @@ func TestForward_brokenConnection(t *testing.T) {
 		if e := problem(r); e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN || !e.GetOutcomeUnknown() || time.Since(start) > time.Second {
 			t.Errorf("after %s: %v", time.Since(start), r)
 		}
+		if text := problem(r).GetMessage(); !strings.Contains(text, "broke before the answer") || strings.ContainsAny(text, "*") {
+			t.Errorf("not a text for people: %s", text)
+		}
 		w.isr("t", 0, 1, 2)
 		send(t, stream, textRequest(2, "t", 0, "b"))
 		if r := recv(t, stream); problem(r) != nil || r.GetBaseOffset() != 1 {

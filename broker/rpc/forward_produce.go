@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
@@ -43,7 +44,6 @@ type forwardProduce struct {
 // A forwardedWrite is one request.
 type forwardedWrite struct {
 	req      wire.ForwardProduce
-	topic    uuid.UUID
 	buf      *[]byte // nil once it is stored or refused
 	deadline time.Time
 	// until is when it stops waiting for metadata.
@@ -148,11 +148,7 @@ func (f *forwardProduce) work(ctx context.Context) error {
 func (f *forwardProduce) take(buf *[]byte) {
 	now := time.Now()
 	w := &forwardedWrite{buf: buf}
-	err := w.req.Parse(*buf, record.PrefixMax, len(*buf))
-	if err == nil {
-		w.topic, err = uuid.Parse(w.req.TopicID)
-	}
-	if err != nil {
+	if err := w.req.Parse(*buf, record.PrefixMax, len(*buf)); err != nil {
 		f.refuse(w, refuse("the forwarded request is malformed: %s", rpcerr.Clean(err.Error())))
 		return
 	}
@@ -234,7 +230,11 @@ func (f *forwardProduce) append(w *forwardedWrite, now time.Time) {
 // takeForwarded appends a request to a partition that this broker leads, in the
 // sender's epoch or a later one.
 func (s *LogService) takeForwarded(w *forwardedWrite) (got partition.Appended, part *partition.Partition, err error) {
-	part, err = s.forwardedTo(w.topic, w.req.Partition, record.Epoch(w.req.LeaderEpoch))
+	topic, err := metadata.ParseTopicID(w.req.TopicID)
+	if err != nil {
+		return got, nil, err
+	}
+	part, err = s.forwardedTo(topic, w.req.Partition, record.Epoch(w.req.LeaderEpoch))
 	if err != nil {
 		return got, nil, err
 	}

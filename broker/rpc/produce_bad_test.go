@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -106,7 +107,8 @@ func TestProduce_refusesBadInputAndGoesOn(t *testing.T) {
 			"an unknown topic":            {typed(&runnelv1.ProduceRequest{Topic: "none", TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 			"no topic":                    {typed(&runnelv1.ProduceRequest{TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND},
 			"an internal topic":           {typed(&runnelv1.ProduceRequest{Topic: "__system", TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_INTERNAL},
-			"another topic's id":          {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new("x"), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"another topic's id":          {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new(uuid.NewString()), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH},
+			"no id":                       {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new("x"), TextRecords: value}), codes.InvalidArgument, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 			"an unknown partition":        {typed(&runnelv1.ProduceRequest{Topic: "t", TopicId: new(id.String()), Partition: new(int32(2)), TextRecords: value}), codes.NotFound, runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND},
 			"an old epoch":                {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(1)), TextRecords: value}), codes.FailedPrecondition, runnelv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH},
 			"a future epoch":              {typed(&runnelv1.ProduceRequest{Topic: "t", Partition: p0, Routing: 2, LeaderEpoch: new(int64(9)), TextRecords: value}), codes.Unavailable, runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA},

@@ -24,7 +24,7 @@ The configuration is, each over the one before: the defaults, the file of
 		Args: args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg := broker.DefaultConfig()
-			done, err := load(a, f, "RUNNEL_BROKER_", &cfg, func(*broker.Config) {})
+			done, err := load(a, f, "RUNNEL_BROKER_", &cfg, func(*broker.Config) error { return nil })
 			if done || err != nil {
 				return err
 			}

@@ -28,7 +28,7 @@ broker's process is started anew.`,
 		RunE: func(c *cobra.Command, names []string) error {
 			id, err := strconv.ParseInt(names[0], 10, 32)
 			if err != nil || id < 0 {
-				return usagef("%q: want the id of a broker; see runnel broker list", names[0])
+				return usagef("%q: want the id of a broker; see %s", names[0], a.typed("broker list"))
 			}
 			return a.fence(c.Context(), int32(id), yes)
 		},
@@ -45,7 +45,7 @@ func (a *app) fence(ctx context.Context, id int32, yes bool) error {
 		}
 		n := slices.IndexFunc(d.Brokers, func(b client.BrokerDescription) bool { return b.ID == id })
 		if n < 0 {
-			return fmt.Errorf("there is no broker %d: see runnel broker list", id)
+			return fmt.Errorf("there is no broker %d: see %s", id, a.typed("broker list"))
 		}
 		if a.format == "json" {
 			return nil
@@ -55,7 +55,7 @@ func (a *app) fence(ctx context.Context, id int32, yes bool) error {
 	if err != nil {
 		return err
 	}
-	if err := a.confirm(ctx, yes, fmt.Sprintf("Take broker %d out of service until its process is started anew?", id)); err != nil {
+	if err := a.confirm(yes, fmt.Sprintf("Take broker %d out of service until its process is started anew?", id)); err != nil {
 		return err
 	}
 	return a.withAdmin(ctx, func(ctx context.Context, admin *client.Admin) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -49,6 +50,13 @@ func TestMistakes(t *testing.T) {
 		"config":               {[]string{"topic", "create", "a", "--config", "x"}, exitUsage, "want key=value"},
 		"config twice":         {[]string{"topic", "create", "a", "--config", "x=1", "--config", "x=2"}, exitUsage, "given twice"},
 		"nothing to alter":     {[]string{"topic", "alter", "a"}, exitUsage, "nothing to change"},
+		"a word for a number":  {[]string{"topic", "create", "a", "--partitions", "zero"}, exitUsage, `--partitions "zero": want a whole number`},
+		"a number for a time":  {[]string{"topic", "list", "--timeout", "5"}, exitUsage, `--timeout "5": want a time with its unit`},
+		"compression level":    {[]string{"produce", "a", "--compression", "gzip", "--compression-level", "99"}, exitUsage, "gzip: it has no level 99: want 1 to 9"},
+		"no levels":            {[]string{"produce", "a", "--compression", "snappy", "--compression-level", "3"}, exitUsage, "snappy: it has no levels"},
+		"a folder of its own":  {[]string{"dev", "--set", "controller.data_dir=/x", "--check-config"}, exitUsage, `controller.data_dir "/x": a node keeps all its data in one folder, here ./runnel-data: name another with --data`},
+		"both kinds of folder": {[]string{"dev", "--set", "broker.data_dir=/x", "--data", "/y", "--print-config"}, exitUsage, "--data"},
+		"another's controller": {[]string{"dev", "--set", "broker.controllers=10.0.0.1:7422", "--check-config"}, exitUsage, "broker.controllers"},
 		"acks":                 {[]string{"produce", "a", "--acks", "some"}, exitUsage, "want all, leader or none"},
 		"compression":          {[]string{"produce", "a", "--compression", "rar"}, exitUsage, "want zstd"},
 		"separator":            {[]string{"produce", "a", "--key-separator", `\q`}, exitUsage, "no escape"},
@@ -118,6 +126,42 @@ func TestNobodyAnswers(t *testing.T) {
 				t.Errorf("%v at %s: exit code %d\n%s", args, addr, r.code, r.err)
 			}
 		}
+	}
+}
+
+// Hints can be typed as they are, however the program was called.
+func TestHintsNameTheProgram(t *testing.T) {
+	for _, name := range []string{"bin/runnel", "/opt/runnel"} {
+		var errs bytes.Buffer
+		run(t.Context(), []string{"topic", "list", "--brokers", "127.0.0.1:1"}, terminal{
+			in: strings.NewReader(""), out: io.Discard, err: &errs, getenv: func(string) string { return "" }, name: name,
+		})
+		if !strings.Contains(errs.String(), ": "+name+" dev\n") {
+			t.Errorf("want %s dev in\n%s", name, errs.String())
+		}
+	}
+}
+
+// An interrupt ends the wait for a line that never comes, and nothing that was
+// read before is lost.
+func TestBreakable(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if _, err := w.WriteString("one\n"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	l := newLines(breakable{ctx, r}, 100)
+	if b, err := l.next(); err != nil || string(b) != "one" {
+		t.Fatalf("%q, %v", b, err)
+	}
+	defer time.AfterFunc(10*time.Millisecond, cancel).Stop()
+	if b, err := l.next(); !errors.Is(err, errInterrupted) {
+		t.Errorf("%q, %v; want an interrupt", b, err)
 	}
 }
 

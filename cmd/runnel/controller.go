@@ -29,10 +29,11 @@ The configuration is, each over the one before: the defaults, the file of
 		Args: args(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg := controller.DefaultConfig()
-			done, err := load(a, f, "RUNNEL_CONTROLLER_", &cfg, func(cfg *controller.Config) {
+			done, err := load(a, f, "RUNNEL_CONTROLLER_", &cfg, func(cfg *controller.Config) error {
 				if len(endpoints) > 0 {
 					cfg.Etcd.Endpoints = endpoints
 				}
+				return nil
 			})
 			if done || err != nil {
 				return err

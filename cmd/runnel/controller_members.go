@@ -28,7 +28,7 @@ func (f *controllerFlags) add(c *cobra.Command) {
 // controllerConfig loads a controller's configuration.
 func (a *app) controllerConfig(f serverFlags) (cfg controller.Config, done bool, err error) {
 	cfg = controller.DefaultConfig()
-	done, err = load(a, f, "RUNNEL_CONTROLLER_", &cfg, func(*controller.Config) {})
+	done, err = load(a, f, "RUNNEL_CONTROLLER_", &cfg, func(*controller.Config) error { return nil })
 	return cfg, done, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
@@ -81,7 +82,7 @@ other flags. Its keys are those of "runnel controller" and "runnel broker" with
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg := defaultDevConfig()
 			set := c.Flags().Changed
-			done, err := load(a, f.serverFlags, "RUNNEL_DEV_", &cfg, func(cfg *devConfig) { f.adjust(cfg, set) })
+			done, err := load(a, f.serverFlags, "RUNNEL_DEV_", &cfg, func(cfg *devConfig) error { return f.adjust(cfg, set) })
 			if done || err != nil {
 				return err
 			}
@@ -97,15 +98,26 @@ other flags. Its keys are those of "runnel controller" and "runnel broker" with
 	return c
 }
 
-// adjust lays the flags that were given over the configuration. --data is
-// always in force, unless the folders are configured one by one.
-func (f *devFlags) adjust(c *devConfig, set func(flag string) bool) {
+// adjust lays the flags that were given over the configuration, and refuses
+// what would not be in force.
+func (f *devFlags) adjust(c *devConfig, set func(flag string) bool) error {
 	defaults := defaultDevConfig()
-	if set("data") || c.Controller.DataDir == defaults.Controller.DataDir {
-		c.Controller.DataDir = filepath.Join(f.data, "controller")
+	var errs []error
+	for _, dir := range []struct {
+		option, name, usual string
+		dir                 *string
+	}{
+		{"controller.data_dir", "controller", defaults.Controller.DataDir, &c.Controller.DataDir},
+		{"broker.data_dir", "broker", defaults.Broker.DataDir, &c.Broker.DataDir},
+	} {
+		at := filepath.Join(f.data, dir.name)
+		if *dir.dir != dir.usual && *dir.dir != at {
+			errs = append(errs, fmt.Errorf("%s %q: a node keeps all its data in one folder, here %s: name another with --data", dir.option, *dir.dir, f.data))
+		}
+		*dir.dir = at
 	}
-	if set("data") || c.Broker.DataDir == defaults.Broker.DataDir {
-		c.Broker.DataDir = filepath.Join(f.data, "broker")
+	if !slices.Equal(c.Broker.Controllers, defaults.Broker.Controllers) {
+		errs = append(errs, errors.New(`broker.controllers: a node's broker follows the node's own controller: leave it out, or run a broker by itself with "runnel broker"`))
 	}
 	if set("listen") {
 		c.Broker.Listen.Client = f.listen
@@ -113,6 +125,7 @@ func (f *devFlags) adjust(c *devConfig, set func(flag string) bool) {
 	if set("admin") {
 		c.Broker.Listen.Admin = f.admin
 	}
+	return errors.Join(errs...)
 }
 
 // dev runs a controller and a broker until ctx ends or a signal comes.
@@ -224,20 +237,20 @@ func (n *devNode) welcome(at broker.Addrs) {
 	if at.Admin != "" {
 		admin = "http://" + at.Admin + "  (metrics, health)"
 	}
-	fmt.Fprintf(n.app.out, `Runnel %s is ready.
+	fmt.Fprintf(n.app.out, `Runnel %[1]s is ready.
 
-  clients  %s
-  admin    %s
-  data     %s
+  clients  %[2]s
+  admin    %[3]s
+  data     %[4]s
 
 Try in another shell:
 
-  runnel topic create hello --partitions 4%[5]s
-  echo world | runnel produce hello%[5]s
-  runnel consume hello --exit-at-end%[5]s
+  %[6]s topic create hello --partitions 4%[5]s
+  echo world | %[6]s produce hello%[5]s
+  %[6]s consume hello --exit-at-end%[5]s
 
 Ctrl-C stops the node; its data stays.
-`, version(), at.Client, admin, n.data, flag)
+`, version(), at.Client, admin, n.data, flag, n.app.program())
 }
 
 // earlyPorts are listeners that were opened before what will serve on them.

@@ -46,8 +46,15 @@ Of all commands:
 ` + "```" + `
 ` + root.PersistentFlags().FlagUsages() + "```" + `
 
-An exit code of 0 says that all of it worked. Else it is 1 when something failed, 2 for a mistake in the command line, 3 when it
-took longer than --timeout or no broker could be reached, and 130 after an interrupt. Errors go to standard error.
+Errors go to standard error, and say what to do. The exit code says how it went:
+
+| exit code | when |
+|---|---|
+| 0 | all of it worked: for ` + "`produce`" + `, every record was acknowledged; a server stopped in order |
+| 1 | something was refused or failed, or was found to be wrong (` + "`cluster health`, `log verify`" + `) |
+| 2 | there is a mistake in the command line or in the configuration; nothing was done |
+| 3 | it took longer than --timeout, or no broker could be reached. The message says so when what was sent may have been done all the same: an unknown outcome |
+| 130 | it was interrupted (Ctrl-C) before its end |
 
 For completion in a shell, see ` + "`runnel completion --help`" + `.
 `)

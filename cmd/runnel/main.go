@@ -7,5 +7,5 @@ import (
 )
 
 func main() {
-	os.Exit(run(context.Background(), os.Args[1:], terminal{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}))
+	os.Exit(run(context.Background(), os.Args[1:], terminal{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, name: os.Args[0]}))
 }

@@ -55,7 +55,7 @@ that meet all of them.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for flag, id := range map[string]int32{"leader": f.leader, "replica": f.replica} {
 				if c.Flags().Changed(flag) && id < 0 {
-					return usagef("--%s %d: want the id of a broker; see runnel broker list", flag, id)
+					return usagef("--%s %d: want the id of a broker; see %s", flag, id, a.typed("broker list"))
 				}
 			}
 			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {

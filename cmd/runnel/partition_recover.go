@@ -72,7 +72,7 @@ for neither.`,
 				return err
 			}
 			if c.Flags().Changed("from") && r.from < 0 {
-				return usagef("--from %d: want the id of a broker; see runnel broker list", r.from)
+				return usagef("--from %d: want the id of a broker; see %s", r.from, a.typed("broker list"))
 			}
 			r.topic, r.partition = topic, number
 			return a.recover(c.Context(), &r)
@@ -125,7 +125,7 @@ func (a *app) elect(ctx context.Context, r *recovery, found *client.Recovery, vi
 	if found.Leader < 0 {
 		return a.noneElectable(ctx, r, found)
 	}
-	if err := a.confirm(ctx, r.yes, fmt.Sprintf("Elect broker %d the leader of %s?", found.Leader, r)); err != nil {
+	if err := a.confirm(r.yes, fmt.Sprintf("Elect broker %d the leader of %s?", found.Leader, r)); err != nil {
 		return err
 	}
 	return a.withAdmin(ctx, func(ctx context.Context, admin *client.Admin) error {

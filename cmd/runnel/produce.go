@@ -132,7 +132,9 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	if f.file != "" {
+		defer in.Close()
+	}
 	c, err := a.connect()
 	if err != nil {
 		return err
@@ -145,11 +147,14 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	if err := a.look(ctx, c, topic); err != nil {
 		return err
 	}
-	l := &loader{app: a, topic: topic, separator: []byte(separator), partition: f.partition, producer: p, lines: newLines(in, maxLine)}
 	ctx, release := interruptible(ctx)
 	defer release()
+	l := &loader{
+		app: a, topic: topic, separator: []byte(separator), partition: f.partition, producer: p,
+		lines: newLines(breakable{ctx, in}, maxLine),
+	}
 	bar := startProgress(a.err, size, func() (int64, int64) { return l.bytes.Load(), l.acked.Load() })
-	readErr := l.load(ctx)
+	readErr := l.read(ctx)
 	// What was read is delivered, also after an interrupt; another one ends
 	// that.
 	release()
@@ -162,14 +167,25 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	return l.report(readErr)
 }
 
-// interruptible ends ctx at SIGINT.
+// interruptible ends ctx at SIGINT, because of errInterrupted.
 func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, os.Interrupt)
+	signalled, release := signal.NotifyContext(ctx, os.Interrupt)
+	ctx, cancel := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(signalled, func() { cancel(errInterrupted) })
+	return ctx, func() {
+		unhook()
+		release()
+		cancel(nil)
+	}
 }
 
 // input opens what to read, and returns its size, 0 when that is not known.
+// The caller closes what is not standard input.
 func (a *app) input(file string) (io.ReadCloser, int64, error) {
 	if file == "" {
+		if in, ok := a.in.(*os.File); ok {
+			return in, 0, nil
+		}
 		return io.NopCloser(a.in), 0, nil
 	}
 	in, err := os.Open(file)
@@ -191,7 +207,6 @@ type loader struct {
 	partition int32
 	producer  *client.Producer
 	lines     *lines
-	stopped   atomic.Bool
 	bytes     atomic.Int64
 	acked     atomic.Int64
 
@@ -202,24 +217,9 @@ type loader struct {
 	first           error // of those that were not acknowledged
 }
 
-// load reads to the end, or until ctx ends. A read from a terminal cannot be
-// interrupted: the goroutine that is in one ends with the process.
-func (l *loader) load(ctx context.Context) error {
-	done := make(chan error, 1)
-	var reader sync.WaitGroup
-	reader.Go(func() { done <- l.read(ctx) })
-	select {
-	case err := <-done:
-		reader.Wait()
-		return err
-	case <-ctx.Done():
-		l.stopped.Store(true)
-		return errInterrupted
-	}
-}
-
+// read reads to the end, or until ctx ends.
 func (l *loader) read(ctx context.Context) error {
-	for !l.stopped.Load() {
+	for ctx.Err() == nil {
 		line, err := l.lines.next()
 		l.bytes.Store(l.lines.read)
 		number := l.lines.n
@@ -229,6 +229,8 @@ func (l *loader) read(ctx context.Context) error {
 		case errors.Is(err, errLineTooLong):
 			l.outcome(number, fmt.Errorf("it is over %d bytes, more than any topic takes", maxLine))
 			continue
+		case errors.Is(err, errInterrupted):
+			return err
 		case err != nil:
 			return fmt.Errorf("read line %d: %w", number+1, err)
 		}
@@ -251,8 +253,8 @@ func (l *loader) read(ctx context.Context) error {
 
 // outcome takes note of a record that was not acknowledged.
 func (l *loader) outcome(line int64, err error) {
-	if errors.Is(err, context.Canceled) && l.stopped.Load() {
-		return // it was read after the interrupt
+	if errors.Is(err, errInterrupted) {
+		return // it was read, and waited for its turn until the interrupt
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

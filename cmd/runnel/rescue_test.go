@@ -194,7 +194,7 @@ func TestAsk(t *testing.T) {
 	for in, want := range map[string]error{"y\n": nil, "YES\r\n": nil, "n\n": errQuiet, "\n": errQuiet, "": errQuiet, "yesterday\n": errQuiet} {
 		var errs bytes.Buffer
 		a := &app{terminal: terminal{in: strings.NewReader(in), err: &errs}}
-		if err := a.ask(t.Context(), "Go on?"); !errors.Is(err, want) || !strings.HasPrefix(errs.String(), "Go on? [y/N] ") {
+		if err := a.ask("Go on?"); !errors.Is(err, want) || !strings.HasPrefix(errs.String(), "Go on? [y/N] ") {
 			t.Errorf("%q: %v, %q", in, err, errs.String())
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/runnelmq/runnel/client"
 )
@@ -32,7 +34,15 @@ type terminal struct {
 	out    io.Writer
 	err    io.Writer
 	getenv func(string) string
+	// name is what the program was called by: hints are typed as it was.
+	name string
 }
+
+// program is what to type to call this program.
+func (t terminal) program() string { return cmp.Or(t.name, "runnel") }
+
+// typed is a command as whoever reads it types it.
+func (t terminal) typed(command string) string { return t.program() + " " + command }
 
 // interactive reports whether w is a screen that somebody looks at.
 func interactive(w io.Writer) bool {
@@ -104,11 +114,11 @@ func (a *app) explain(err error) string {
 	case usage || strings.HasPrefix(text, "unknown command"):
 		hint = "Add --help to see what there is."
 	case errors.Is(err, client.ErrUnreachable) && !errors.Is(err, client.ErrOutcomeUnknown):
-		hint = fmt.Sprintf("Tried %s. Start a node here with: runnel dev\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "))
+		hint = fmt.Sprintf("Tried %s. Start a node here with: %s\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "), a.typed("dev"))
 	case errors.Is(err, client.ErrTopicNotFound):
-		hint = "See the topics there are with: runnel topic list\nor create it with: runnel topic create NAME"
+		hint = "See the topics there are with: " + a.typed("topic list") + "\nor create it with: " + a.typed("topic create NAME")
 	case errors.Is(err, context.DeadlineExceeded):
-		hint = fmt.Sprintf("It did not end within %v: see runnel cluster health, or wait longer with --timeout.", a.timeout)
+		hint = fmt.Sprintf("It did not end within %v: see %s, or wait longer with --timeout.", a.timeout, a.typed("cluster health"))
 	}
 	if errors.Is(err, client.ErrOutcomeUnknown) {
 		hint = strings.TrimSpace("Whether it was done is unknown: look before you do it again.\n" + hint)
@@ -147,7 +157,7 @@ a topic, write a line and read it back.`,
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest time to wait for an answer, or for progress")
 	f.StringVar(&a.format, "format", "text", "output `text|json`")
 	f.Lookup("brokers").DefValue = defaultBrokers
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.check() }
 	root.AddGroup(
 		&cobra.Group{ID: "server", Title: "Servers:"},
@@ -159,6 +169,28 @@ a topic, write a line and read it back.`,
 	add(root, "manage", a.topicCommand(), a.partitionCommand(), a.clusterCommand(), a.logCommand())
 	noFileCompletion(root)
 	return root
+}
+
+// flagError says what a flag wants, instead of how its value was parsed.
+func flagError(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	var want string
+	switch bad.GetFlag().Value.Type() {
+	case "int", "int64":
+		want = "a whole number"
+	case "int32":
+		want = "a whole number, up to 2147483647"
+	case "duration":
+		want = "a time with its unit, such as 500ms, 30s or 2m"
+	case "bool":
+		want = "true or false, or the flag alone"
+	default:
+		return err
+	}
+	return fmt.Errorf("--%s %q: want %s", bad.GetFlag().Name, bad.GetValue(), want)
 }
 
 // noFileCompletion keeps shells from offering files where none is wanted.

@@ -44,11 +44,13 @@ type validator interface{ Validate() error }
 // load lays file, environment and --set over the defaults in *c, and adjust's
 // changes, which stand for flags, over all that. It is true when that was all
 // that was asked for.
-func load[C validator](a *app, f serverFlags, prefix string, c *C, adjust func(*C)) (done bool, err error) {
+func load[C validator](a *app, f serverFlags, prefix string, c *C, adjust func(*C) error) (done bool, err error) {
 	if err := config.Load(c, config.Source{File: f.file, Prefix: prefix, Set: f.set}); err != nil {
 		return false, usageError{fmt.Errorf("configuration:\n%s", indent(err))}
 	}
-	adjust(c)
+	if err := adjust(c); err != nil {
+		return false, usageError{fmt.Errorf("configuration:\n%s", indent(err))}
+	}
 	if f.print {
 		return true, config.Print(a.out, *c)
 	}

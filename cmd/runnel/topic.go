@@ -116,17 +116,25 @@ func (a *app) createTopic(ctx context.Context, admin *client.Admin, t client.New
 	case dry:
 		fmt.Fprintf(a.out, "topic %s can be created\n", t.Name)
 	case !r.Created:
-		fmt.Fprintf(a.out, "topic %s exists already, with %d partitions\n", r.Name, r.Partitions)
+		fmt.Fprintf(a.out, "topic %s exists already, with %s\n", r.Name, partitions(r.Partitions))
 	default:
-		fmt.Fprintf(a.out, "created topic %s with %d partitions, replication factor %d\n", r.Name, r.Partitions, r.ReplicationFactor)
+		fmt.Fprintf(a.out, "created topic %s with %s, replication factor %d\n", r.Name, partitions(r.Partitions), r.ReplicationFactor)
 	}
 	a.warnUnlessApplied(r.Applied || dry || !r.Created)
 	return nil
 }
 
+// partitions counts partitions in words.
+func partitions(n int32) string {
+	if n == 1 {
+		return "1 partition"
+	}
+	return fmt.Sprintf("%d partitions", n)
+}
+
 func (a *app) warnUnlessApplied(applied bool) {
 	if !applied {
-		fmt.Fprintln(a.err, "runnel: it is done, but not every broker has heard of it yet: see runnel cluster health")
+		fmt.Fprintln(a.err, "runnel: it is done, but not every broker has heard of it yet: see "+a.typed("cluster health"))
 	}
 }
 
@@ -161,7 +169,7 @@ func (a *app) topicList() *cobra.Command {
 					return a.printJSON(never(views))
 				}
 				if len(rows) == 0 {
-					fmt.Fprintln(a.err, "There are no topics yet. Create one with: runnel topic create NAME")
+					fmt.Fprintln(a.err, "There are no topics yet. Create one with: "+a.typed("topic create NAME"))
 					return nil
 				}
 				return table(a.out, "name partitions replicas id", rows)
@@ -276,10 +284,10 @@ func (a *app) topicAddPartitions() *cobra.Command {
 					}{names[0], n, applied})
 				}
 				if dry {
-					fmt.Fprintf(a.out, "topic %s can have %d partitions\n", names[0], to)
+					fmt.Fprintf(a.out, "topic %s can have %s\n", names[0], partitions(to))
 					return nil
 				}
-				fmt.Fprintf(a.out, "topic %s has %d partitions\n", names[0], n)
+				fmt.Fprintf(a.out, "topic %s has %s\n", names[0], partitions(n))
 				a.warnUnlessApplied(applied)
 				return nil
 			})

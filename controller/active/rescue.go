@@ -72,7 +72,7 @@ func (a *Active) Hold(ctx context.Context, id state.BrokerID, wait time.Duration
 		}
 		a.Metrics.fencings.WithLabelValues(causeOperator).Inc()
 		a.Log.Warn().Int32("broker", int32(id)).Int64("broker_epoch", epoch).Str("principal", who).Msg("an operator took a broker out of service")
-		return a.settleBroker(ctx, id)
+		return begun(a.settleBroker(ctx, id))
 	})
 	if err != nil {
 		return 0, false, err

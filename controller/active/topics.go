@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/controller/store"
 )
 
 // maxAppliedWait bounds how long an answer waits for the brokers to hear of a change.
@@ -89,6 +90,32 @@ func (a *Active) createTopic(ctx context.Context, w state.NewTopic, onlyCheck bo
 	return nil
 }
 
+// EnsureInternal creates a topic that the system keeps for itself, unless it is there, and waits for up to wait until brokers know
+// of it.
+func (a *Active) EnsureInternal(ctx context.Context, w state.NewTopic, asker state.BrokerID, wait time.Duration) Result {
+	r := a.decide(ctx, func(ctx context.Context, r *Result) error {
+		var plan state.TopicPlan
+		var err error
+		id, now := uuid.New(), time.Now().UnixMilli()
+		a.view(func(i *state.Image) { plan, err = i.EnsureInternal(w, a.cfg.Defaults, id, now) })
+		if err != nil {
+			return err
+		}
+		r.Topic, r.Existed, r.revision = plan.Topic, plan.Existed, plan.Topic.Revision
+		if plan.Existed {
+			return nil
+		}
+		if r.revision, err = a.commit(ctx, plan.Changes); err != nil {
+			return fmt.Errorf("create topic %s: %w", w.Name, err)
+		}
+		a.Log.Info().Str("topic", w.Name).Stringer("topic_id", id).Int32("partitions", plan.Topic.Partitions).
+			Int32("replication_factor", plan.Topic.ReplicationFactor).Int32("broker", int32(asker)).Msg("internal topic created")
+		return nil
+	})
+	a.awaitOne(ctx, &r, wait)
+	return r
+}
+
 // DeleteTopics deletes topics, each for itself.
 func (a *Active) DeleteTopics(ctx context.Context, refs []state.Ref, onlyCheck bool, wait time.Duration, who string) []Result {
 	results := make([]Result, len(refs))
@@ -130,12 +157,21 @@ func (a *Active) AlterConfigs(ctx context.Context, ref state.Ref, set map[string
 			return fmt.Errorf("alter topic %s: %w", ref.Name, err)
 		}
 		a.Log.Info().Str("topic", ref.Name).Stringer("topic_id", r.Topic.ID).Str("principal", who).Msg("topic configuration changed")
-		return a.settle(ctx, r)
+		return begun(a.settle(ctx, r))
 	})
 	if !onlyCheck {
 		a.awaitOne(ctx, &r, wait)
 	}
 	return r
+}
+
+// begun marks the failure of what is partly done: whoever asked may not take it for undone. The next controller goes on with it
+// where it can.
+func begun(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: a part of it was: %w", store.ErrUnknown, err)
 }
 
 // settle brings a topic's partitions in line with its configuration, so that the answer is about all of it.
@@ -165,8 +201,11 @@ func (a *Active) AddPartitions(ctx context.Context, ref state.Ref, total int32, 
 		if err != nil || onlyCheck {
 			return err
 		}
-		for _, changes := range txns {
+		for n, changes := range txns {
 			if r.revision, err = a.commit(ctx, changes); err != nil {
+				if n > 0 {
+					err = begun(err)
+				}
 				return fmt.Errorf("add partitions to %s: %w", ref.Name, err)
 			}
 		}

@@ -224,7 +224,7 @@ func Topic(t *state.Topic) *controllerv1.TopicRecord {
 		TopicId: t.ID.String(), Name: t.Name, Phase: controllerv1.TopicPhase(t.Phase),
 		Partitions: t.Partitions, ReplicationFactor: t.ReplicationFactor,
 		Configs: t.Configs, ClusterConfigs: t.ClusterConfigs, Internal: t.Internal, CreatedMs: t.CreatedMs,
-		AwaitingRemoval: fromIDs(t.AwaitingRemoval),
+		AwaitingRemoval: fromIDs(t.AwaitingRemoval), TargetReplicationFactor: t.TargetFactor,
 	}
 }
 
@@ -241,7 +241,7 @@ func ToTopic(r *controllerv1.TopicRecord, rev state.Revision) (*state.Topic, err
 		ID: id, Name: r.GetName(), Phase: state.TopicPhase(r.GetPhase()), //nolint:gosec // checked
 		Partitions: r.GetPartitions(), ReplicationFactor: r.GetReplicationFactor(),
 		Configs: r.GetConfigs(), ClusterConfigs: r.GetClusterConfigs(), Internal: r.GetInternal(), CreatedMs: r.GetCreatedMs(),
-		AwaitingRemoval: toIDs(r.GetAwaitingRemoval()), Revision: rev,
+		AwaitingRemoval: toIDs(r.GetAwaitingRemoval()), TargetFactor: r.GetTargetReplicationFactor(), Revision: rev,
 	}, nil
 }
 

@@ -18,6 +18,8 @@ type Broker struct {
 	Rack     string // "" is a rack of its own kind: the unknown one
 	Replicas int
 	Leaders  int // partitions it is preferred to lead
+	// Closed brokers are given nothing. They count as places that a partition is at already.
+	Closed bool
 }
 
 // A ShortageError tells how many brokers there are.
@@ -41,16 +43,26 @@ func (e *ShortageError) Metadata() map[string]string {
 // replicas are on distinct brokers and on as many racks as there can be; leaders first, then replicas are spread evenly, what
 // the brokers hold already included. Equal input gives equal output, whatever the order of brokers.
 func Assign(brokers []Broker, rf, n int) ([][]int32, error) {
-	if rf < 1 || rf > len(brokers) {
-		return nil, &ShortageError{Asked: rf, Available: len(brokers)}
+	open := 0
+	for i := range brokers {
+		if !brokers[i].Closed {
+			open++
+		}
 	}
-	pool := slices.Clone(brokers)
-	slices.SortFunc(pool, func(a, b Broker) int { return cmp.Compare(a.ID, b.ID) })
+	if rf < 1 || rf > open {
+		return nil, &ShortageError{Asked: rf, Available: open}
+	}
+	pool := sorted(brokers)
 	out := make([][]int32, n)
 	for i := range out {
 		out[i] = assignOne(pool, rf)
 	}
 	return out, nil
+}
+
+// sorted returns a copy in the order of ids.
+func sorted(brokers []Broker) []Broker {
+	return slices.SortedFunc(slices.Values(brokers), func(a, b Broker) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // assignOne places one partition and books it in pool.
@@ -59,21 +71,74 @@ func assignOne(pool []Broker, rf int) []int32 {
 	racks := map[string]bool{}
 	for len(replicas) < rf {
 		leader := len(replicas) == 0
-		best := -1
-		for i := range pool {
-			if slices.Contains(replicas, pool[i].ID) {
-				continue
-			}
-			if best < 0 || better(&pool[i], &pool[best], racks, leader) {
-				best = i
-			}
-		}
-		b := &pool[best]
+		b := choose(pool, replicas, racks, leader)
 		replicas = append(replicas, b.ID)
 		racks[b.Rack] = true
 		b.Replicas++
 		if leader {
 			b.Leaders++
+		}
+	}
+	return replicas
+}
+
+// choose returns the best place for one more replica of a partition; nil when there is none.
+func choose(pool []Broker, replicas []int32, racks map[string]bool, leader bool) *Broker {
+	var best *Broker
+	for i := range pool {
+		b := &pool[i]
+		if b.Closed || slices.Contains(replicas, b.ID) {
+			continue
+		}
+		if best == nil || better(b, best, racks, leader) {
+			best = b
+		}
+	}
+	return best
+}
+
+// Extend returns the replicas of partitions, each with more of them until it has rf or there is no further place. Replicas that
+// are there stay. Where one was added, the first place, which is the preferred leader's, goes to the broker of the partition
+// that is preferred least elsewhere. Equal input gives equal output, whatever the order of brokers.
+func Extend(brokers []Broker, partitions [][]int32, rf int) [][]int32 {
+	pool := sorted(brokers)
+	out := make([][]int32, len(partitions))
+	for i, replicas := range partitions {
+		out[i] = extendOne(pool, replicas, rf)
+	}
+	return out
+}
+
+func extendOne(pool []Broker, has []int32, rf int) []int32 {
+	replicas := slices.Clone(has)
+	racks := map[string]bool{}
+	known := map[int32]*Broker{}
+	for i := range pool {
+		known[pool[i].ID] = &pool[i]
+		if slices.Contains(has, pool[i].ID) {
+			racks[pool[i].Rack] = true
+		}
+	}
+	for len(replicas) < rf {
+		b := choose(pool, replicas, racks, false)
+		if b == nil {
+			break
+		}
+		replicas = append(replicas, b.ID)
+		racks[b.Rack] = true
+		b.Replicas++
+	}
+	if first := known[has[0]]; len(replicas) > len(has) && first != nil {
+		least := 0
+		for n, id := range replicas {
+			if b := known[id]; n > 0 && b != nil && !b.Closed && b.Leaders+1 < first.Leaders && (least == 0 || b.Leaders < known[replicas[least]].Leaders) {
+				least = n
+			}
+		}
+		if least > 0 {
+			first.Leaders--
+			known[replicas[least]].Leaders++
+			replicas[0], replicas[least] = replicas[least], replicas[0]
 		}
 	}
 	return replicas

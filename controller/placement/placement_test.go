@@ -124,3 +124,68 @@ func TestAssign_refuses_with_both_numbers(t *testing.T) {
 		}
 	}
 }
+
+func TestExtend_keeps_what_is_there_and_spreads(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		brokers := drawBrokers(t, true)
+		rf := rapid.IntRange(1, 4).Draw(t, "factor")
+		open := 0
+		rack, openRacks := map[int32]string{}, map[string]bool{}
+		for i := range brokers {
+			brokers[i].Closed = rapid.Bool().Draw(t, "closed")
+			rack[brokers[i].ID] = brokers[i].Rack
+			if !brokers[i].Closed {
+				open++
+				openRacks[brokers[i].Rack] = true
+			}
+		}
+		var parts [][]int32
+		for range rapid.IntRange(0, 40).Draw(t, "partitions") {
+			one := rapid.SampledFrom(brokers).Draw(t, "replica").ID
+			two := rapid.SampledFrom(brokers).Draw(t, "replica").ID
+			if one == two {
+				parts = append(parts, []int32{one})
+			} else {
+				parts = append(parts, []int32{one, two})
+			}
+		}
+		got := Extend(brokers, parts, rf)
+		for n, replicas := range got {
+			seen, racks, candidates := map[int32]bool{}, map[string]bool{}, open
+			for _, id := range replicas {
+				seen[id] = true
+				racks[rack[id]] = true
+			}
+			could := map[string]bool{}
+			for r := range openRacks {
+				could[r] = true
+			}
+			for _, id := range parts[n] {
+				could[rack[id]] = true
+				if !seen[id] {
+					t.Fatalf("%v lost a replica: %v", parts[n], replicas)
+				}
+				for _, b := range brokers {
+					if b.ID == id && !b.Closed {
+						candidates--
+					}
+				}
+			}
+			want := max(len(parts[n]), min(rf, len(parts[n])+candidates))
+			if len(seen) != len(replicas) || len(replicas) != want {
+				t.Fatalf("%v became %v with %d candidates", parts[n], replicas, candidates)
+			}
+			before := map[string]bool{}
+			for _, id := range parts[n] {
+				before[rack[id]] = true
+			}
+			if added := want - len(parts[n]); len(racks) != min(len(before)+added, len(could)) {
+				t.Fatalf("%v became %v on racks %v of %v", parts[n], replicas, racks, could)
+			}
+		}
+		slices.Reverse(brokers)
+		if diff := cmp.Diff(got, Extend(brokers, parts, rf)); diff != "" {
+			t.Fatalf("the order of brokers matters:\n%s", diff)
+		}
+	})
+}

@@ -44,7 +44,8 @@ func (e *NotActiveError) Metadata() map[string]string {
 	return map[string]string{"address": e.Address, "controller": e.Controller}
 }
 
-// Rules is the one table that says how this controller's errors cross the wire.
+// Rules is the one table that says how this controller's errors cross the wire. The first match counts: what is unknown stands
+// before its causes, so that NOT_CONTROLLER means that nothing was changed.
 func Rules() []rpcerr.Rule {
 	return []rpcerr.Rule{
 		{Err: state.ErrInvalidRequest, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
@@ -67,12 +68,12 @@ func Rules() []rpcerr.Rule {
 		{Err: sessions.ErrUncertain, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: mirror.ErrLagging, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: ErrStopping, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
+		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 		{Err: ErrNotActive, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: active.ErrEnded, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: store.ErrFenced, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: store.ErrConflict, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_CONFLICT},
 		{Err: store.ErrFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL, OutcomeUnknown: true},
-		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 	}
 }
 

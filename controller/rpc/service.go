@@ -215,12 +215,12 @@ func checkForm(items int, timeout *durationpb.Duration) (time.Duration, error) {
 // toRef returns the topic a request names.
 func toRef(name string, id *string) (state.Ref, error) {
 	ref := state.Ref{Name: name}
-	if id == nil {
+	if id == nil || *id == "" {
 		return ref, nil
 	}
 	var err error
 	if ref.ID, err = uuid.Parse(*id); err != nil || ref.ID == uuid.Nil {
-		return ref, invalid("topic_id %.100q is not a topic's id: leave it out, or give the UUID that describes the topic", *id)
+		return ref, invalid("topic_id %.100q is not a topic's id: leave it out, or give the UUID that a description of the topic shows", *id)
 	}
 	return ref, nil
 }

@@ -38,15 +38,16 @@ type Image struct {
 	misled map[PartitionKey]bool
 	// unfinished are the topics that are being created or deleted, or hold surplus partitions.
 	unfinished map[uuid.UUID]bool
+	// growing are the internal topics that have not been given all their replicas.
+	growing map[uuid.UUID]bool
 }
 
 // A topic is a topic's record with what belongs to it. The record may be absent while an image is being filled.
 type topic struct {
 	record     *Topic
 	partitions map[int32]*Partition
-	// minISR and sync are what the topic's configuration asks of each partition.
-	minISR  int32
-	sync    bool
+	// config is the topic's configuration; nil when this version does not understand it.
+	config  *topicconfig.Config
 	unclean bool
 }
 
@@ -70,6 +71,7 @@ func NewImage() *Image {
 		bereft:     map[PartitionKey]bool{},
 		misled:     map[PartitionKey]bool{},
 		unfinished: map[uuid.UUID]bool{},
+		growing:    map[uuid.UUID]bool{},
 	}
 }
 
@@ -264,11 +266,11 @@ func (i *Image) applyTopic(u Update, d *Delta, told map[PartitionKey]bool) {
 	t.record = record
 	if record == nil {
 		i.forgetEmpty(u.Key.Topic)
-		delete(i.unfinished, u.Key.Topic)
+		i.reviewTopic(u.Key.Topic)
 		d.Deleted = append(d.Deleted, u.Key.Topic)
 		return
 	}
-	t.demand()
+	t.read()
 	from := int32(0)
 	if old != nil && old.Phase == TopicActive {
 		from = old.Partitions // those before it are known already
@@ -286,17 +288,27 @@ func (i *Image) applyTopic(u Update, d *Delta, told map[PartitionKey]bool) {
 	i.reviewTopic(record.ID)
 }
 
-// demand reads what the topic's configuration asks of its partitions. A configuration that does not parse, which only a newer
-// version can have written, asks for the safest.
-func (t *topic) demand() {
-	c, err := topicconfig.Resolve(t.record.ClusterConfigs, t.record.Configs)
-	if err != nil {
-		t.minISR, t.sync, t.unclean = t.record.ReplicationFactor, true, false
-		return
+// read reads the topic's configuration.
+func (t *topic) read() {
+	t.config, t.unclean = nil, false
+	if c, err := topicconfig.Resolve(t.record.ClusterConfigs, t.record.Configs); err == nil {
+		t.config, t.unclean = &c, c.UncleanElection
 	}
-	n := c.MinISR(int(t.record.ReplicationFactor))
-	t.minISR = int32(n) //nolint:gosec // a replication factor fits
-	t.sync, t.unclean = c.Sync(n), c.UncleanElection
+}
+
+// demand returns what the topic's configuration asks of a partition. A configuration that does not parse, which only a newer
+// version can have written, asks for the safest. A topic that grows asks for no more in-sync replicas than before until it has
+// all its replicas and they are in sync: then each partition takes the step, for good.
+func (t *topic) demand(p *Partition) (minISR int32, sync bool) {
+	factor := max(t.record.ReplicationFactor, t.record.TargetFactor)
+	if t.config == nil {
+		return t.record.ReplicationFactor, true
+	}
+	n := t.config.MinISR(int(factor))
+	if t.record.TargetFactor > 0 && int(p.MinISR) < n && len(p.ISR) < int(factor) {
+		n = int(p.MinISR)
+	}
+	return int32(n), t.config.Sync(n) //nolint:gosec // a replication factor fits
 }
 
 func (i *Image) applyName(u Update) {
@@ -376,8 +388,10 @@ func (i *Image) reviewTopic(id uuid.UUID) {
 	t := i.topics[id]
 	if t == nil || t.record == nil {
 		delete(i.unfinished, id)
+		delete(i.growing, id)
 		return
 	}
+	mark(i.growing, id, t.record.Phase == TopicActive && t.record.ReplicationFactor < t.record.TargetFactor)
 	mark(i.unfinished, id, t.record.Phase != TopicActive || len(t.partitions) > int(t.record.Partitions))
 }
 

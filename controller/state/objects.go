@@ -118,7 +118,9 @@ type Topic struct {
 	Configs           map[string]string // set on the topic
 	ClusterConfigs    map[string]string // the cluster's defaults when it was created
 	Internal          bool
-	CreatedMs         int64
+	// TargetFactor is the replication factor that an internal topic grows to as brokers come; 0: it stays as it is.
+	TargetFactor int32
+	CreatedMs    int64
 	// AwaitingRemoval are the brokers that have not confirmed that its directories are gone. Empty unless it is deleting.
 	AwaitingRemoval []BrokerID
 	Revision        Revision

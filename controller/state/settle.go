@@ -28,10 +28,11 @@ func (i *Image) settle(p *Partition) *Partition {
 		return nil
 	}
 	next := p.clone()
-	if next.MinISR != t.minISR {
-		next.MinISR, next.ELR = t.minISR, nil
+	minISR, sync := t.demand(p)
+	if next.MinISR != minISR {
+		next.MinISR, next.ELR = minISR, nil
 	}
-	next.Sync = t.sync
+	next.Sync = sync
 	i.elect(next, t.unclean)
 	i.shrink(next)
 	if next.Leader != NoLeader {

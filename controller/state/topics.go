@@ -24,6 +24,8 @@ type Defaults struct {
 	ReplicationFactor int32 // capped at the number of usable brokers
 	Configs           map[string]string
 	MaxPartitions     int32 // of one topic
+	// InternalFactor is the replication factor that internal topics grow to.
+	InternalFactor int32
 }
 
 // A NewTopic asks for a topic.
@@ -49,17 +51,31 @@ func CheckName(name string) error {
 	switch {
 	case name == "":
 		why = "it is empty"
-	case len(name) > maxNameLength:
-		why = fmt.Sprintf("it has %d characters, at most %d are allowed", len(name), maxNameLength)
 	case name == "." || name == "..":
 		why = "it is the name of a directory"
 	case strings.HasPrefix(name, internalPrefix):
 		why = `names that begin with "__" are internal`
+	default:
+		return checkRunes(name)
+	}
+	return badName(name, why)
+}
+
+// checkRunes says whether a name is one of a topic, its first letters aside.
+func checkRunes(name string) error {
+	var why string
+	switch {
+	case len(name) > maxNameLength:
+		why = fmt.Sprintf("it has %d characters, at most %d are allowed", len(name), maxNameLength)
 	case strings.ContainsFunc(name, func(r rune) bool { return !nameRune(r) }):
 		why = "only letters a-z and A-Z, digits, '.', '_' and '-' are allowed"
 	default:
 		return nil
 	}
+	return badName(name, why)
+}
+
+func badName(name, why string) error {
 	return refuse(ErrInvalidName, fmt.Sprintf("topic name %.300q: %s", name, why), "topic", name)
 }
 
@@ -86,6 +102,11 @@ func (i *Image) CreateTopic(n NewTopic, d Defaults, id uuid.UUID, nowMs int64) (
 	if err != nil {
 		return TopicPlan{}, err
 	}
+	return i.planTopic(t, id, nowMs)
+}
+
+// planTopic returns the plan that creates a topic.
+func (i *Image) planTopic(t *Topic, id uuid.UUID, nowMs int64) (TopicPlan, error) {
 	t.ID, t.CreatedMs = id, nowMs
 	changes := []Change{put(&Name{Name: t.Name, Topic: id}, 0)}
 	if len(changes)+1+int(t.Partitions) > MaxChanges {
@@ -108,9 +129,8 @@ func (i *Image) newTopic(n NewTopic, d Defaults) (*Topic, error) {
 	if n.Partitions != nil {
 		t.Partitions = *n.Partitions
 	}
-	if t.Partitions < 1 || t.Partitions > d.MaxPartitions {
-		return nil, refuse(ErrInvalidPartitions, fmt.Sprintf("%d partitions: a topic has 1 to %d", t.Partitions, d.MaxPartitions),
-			"asked", itoa(t.Partitions), "maxPartitions", itoa(d.MaxPartitions))
+	if err := checkCount(t.Partitions, d.MaxPartitions); err != nil {
+		return nil, err
 	}
 	usable := len(i.usable())
 	t.ReplicationFactor = min(d.ReplicationFactor, int32(max(usable, 1))) //nolint:gosec // few brokers
@@ -125,22 +145,35 @@ func (i *Image) newTopic(n NewTopic, d Defaults) (*Topic, error) {
 	return t, checkConfig(t)
 }
 
+func checkCount(partitions, limit int32) error {
+	if partitions >= 1 && partitions <= limit {
+		return nil
+	}
+	return refuse(ErrInvalidPartitions, fmt.Sprintf("%d partitions: a topic has 1 to %d", partitions, limit),
+		"asked", itoa(partitions), "maxPartitions", itoa(limit))
+}
+
 // checkConfig is the one validator of topic configurations, at creation and at every change.
 func checkConfig(t *Topic) error {
 	c, err := topicconfig.Resolve(t.ClusterConfigs, t.Configs)
 	if err != nil {
 		return err
 	}
-	return c.CheckReplication(int(t.ReplicationFactor))
+	return c.CheckReplication(int(max(t.ReplicationFactor, t.TargetFactor)))
 }
 
 // usable returns the brokers that can be given replicas.
 func (i *Image) usable() []placement.Broker {
+	return slices.DeleteFunc(i.loads(), func(b placement.Broker) bool { return b.Closed })
+}
+
+// loads returns all brokers with what they hold; closed are those that can be given nothing.
+func (i *Image) loads() []placement.Broker {
 	var all []placement.Broker
 	for _, b := range i.brokers {
-		if b.Phase == BrokerActive {
-			all = append(all, placement.Broker{ID: int32(b.ID), Rack: b.Rack, Replicas: len(i.byBroker[b.ID]), Leaders: i.preferred[b.ID]})
-		}
+		all = append(all, placement.Broker{
+			ID: int32(b.ID), Rack: b.Rack, Replicas: len(i.byBroker[b.ID]), Leaders: i.preferred[b.ID], Closed: b.Phase != BrokerActive,
+		})
 	}
 	return all
 }
@@ -156,6 +189,9 @@ func (i *Image) newPartitions(t *Topic, numbers []int32) ([]Change, error) {
 		return nil, err
 	}
 	minISR := c.MinISR(int(t.ReplicationFactor))
+	if t.ReplicationFactor < t.TargetFactor {
+		minISR = 1 // until it has all its replicas
+	}
 	changes := make([]Change, len(numbers))
 	for n, place := range places {
 		replicas := make([]BrokerID, len(place))
@@ -316,7 +352,7 @@ func (i *Image) Work() []Change {
 			return changes
 		}
 	}
-	return nil
+	return i.growWork()
 }
 
 // finish returns the next transaction of a topic's creation or deletion, or of the removal of surplus partitions.

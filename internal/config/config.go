@@ -144,7 +144,7 @@ func (l *layers) assign(where, key string, v *yaml.Node) {
 	for _, o := range l.options {
 		if o.Key == key {
 			if err := v.Decode(o.value.Addr().Interface()); err != nil {
-				l.fail("%s: option %s: %w", where, key, plain(err))
+				l.fail("%s: option %s: %w", where, key, o.plain(v.Value, err))
 			}
 			return
 		}
@@ -165,7 +165,7 @@ func (l *layers) env(prefix string, env map[string]string) {
 			continue
 		}
 		if err := o.decode(text); err != nil {
-			l.fail("environment variable %s (option %s): %w", name, o.Key, plain(err))
+			l.fail("environment variable %s (option %s): %w", name, o.Key, o.plain(text, err))
 		}
 	}
 	for name := range env {
@@ -184,7 +184,7 @@ func (l *layers) set(kv string) {
 	for _, o := range l.options {
 		if o.Key == key {
 			if err := o.decode(text); err != nil {
-				l.fail("--set %s: %w", key, plain(err))
+				l.fail("--set %s: %w", key, o.plain(text, err))
 			}
 			return
 		}
@@ -214,24 +214,84 @@ func (o Option) decode(text string) error {
 		*s = text // as it is: a colon or a brace in it is no YAML
 		return nil
 	}
-	if list, ok := target.(*[]string); ok && !strings.HasPrefix(strings.TrimSpace(text), "[") {
-		*list = nil
-		for item := range strings.SplitSeq(text, ",") {
-			if item = strings.TrimSpace(item); item != "" {
-				*list = append(*list, item)
-			}
-		}
-		return nil
+	switch target := target.(type) {
+	case *[]string:
+		return decodeList(text, target)
+	case *map[string]string:
+		return decodeMap(text, target)
 	}
 	return yaml.Unmarshal([]byte(text), target)
 }
 
-// plain drops what the YAML library puts before an error of a value.
-func plain(err error) error {
-	if t, ok := errors.AsType[*yaml.TypeError](err); ok && len(t.Errors) > 0 {
-		return errors.New(t.Errors[0])
+// decodeList takes a, b and [a, b]. An IPv6 address begins with a bracket, too.
+func decodeList(text string, list *[]string) error {
+	text = strings.TrimSpace(text)
+	if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
+		var items []string
+		if yaml.Unmarshal([]byte(text), &items) == nil {
+			*list = items
+			return nil
+		}
 	}
-	return err
+	*list = nil
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			*list = append(*list, item)
+		}
+	}
+	return nil
+}
+
+// decodeMap takes a=1, b=2 and {a: 1, b: 2}.
+func decodeMap(text string, m *map[string]string) error {
+	text = strings.TrimSpace(text)
+	if strings.HasPrefix(text, "{") {
+		var entries map[string]string
+		if yaml.Unmarshal([]byte(text), &entries) != nil {
+			return fmt.Errorf("%q: want %s", text, wantMap)
+		}
+		*m = entries
+		return nil
+	}
+	entries := map[string]string{}
+	for item := range strings.SplitSeq(text, ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(item), "=")
+		if !ok || key == "" {
+			return fmt.Errorf("%q: want %s", text, wantMap)
+		}
+		entries[key] = value
+	}
+	*m = entries
+	return nil
+}
+
+const wantMap = "key=value, with commas between several, or {key: value, key: value}"
+
+// plain says what the option takes, where the YAML library says only that it
+// can't convert. Errors of our own types pass.
+func (o Option) plain(text string, err error) error {
+	if _, ok := errors.AsType[*yaml.TypeError](err); !ok && !strings.HasPrefix(err.Error(), "yaml: ") {
+		return err
+	}
+	want := "another value"
+	switch o.value.Kind() { //nolint:exhaustive // there are no options of other kinds
+	case reflect.Int, reflect.Int64:
+		want = "a whole number"
+	case reflect.Int32:
+		want = "a whole number from -2147483648 to 2147483647"
+	case reflect.Bool:
+		want = "true or false"
+	case reflect.String:
+		want = "a text"
+	case reflect.Slice:
+		want = "a list, [a, b]"
+	case reflect.Map:
+		want = wantMap
+	}
+	if text == "" { // a mapping, or a list
+		return fmt.Errorf("want %s", want)
+	}
+	return fmt.Errorf("%q: want %s", text, want)
 }
 
 func environ() map[string]string {

@@ -21,7 +21,8 @@ type sample struct {
 		Every Duration `yaml:"every" env:"EVERY"`
 		Sync  bool     `yaml:"sync" env:"SYNC"`
 	} `yaml:"log" envPrefix:"LOG_"`
-	Key Secret `yaml:"key" env:"KEY"`
+	Topics map[string]string `yaml:"topics" env:"TOPICS"`
+	Key    Secret            `yaml:"key" env:"KEY"`
 }
 
 func defaults() sample {
@@ -54,6 +55,11 @@ func TestLayers(t *testing.T) {
 		"set reaches inner options": {set: []string{"log.size=1MB", "log.sync=true"}, want: func(s *sample) { s.Log.Size = 1e6; s.Log.Sync = true }},
 		"lists":                     {file: "peers: [a:1, 'b:2']", want: func(s *sample) { s.Peers = []string{"a:1", "b:2"} }},
 		"lists in the environment":  {env: map[string]string{"R_PEERS": "a:1, [::1]:2"}, want: func(s *sample) { s.Peers = []string{"a:1", "[::1]:2"} }},
+		"lists of IPv6 addresses":   {set: []string{"peers=[::1]:2,[::2]:3"}, want: func(s *sample) { s.Peers = []string{"[::1]:2", "[::2]:3"} }},
+		"an IPv6 address last":      {set: []string{"peers=[::1]:2,[::2]"}, want: func(s *sample) { s.Peers = []string{"[::1]:2", "[::2]"} }},
+		"lists as YAML":             {set: []string{"peers=[a:1, '[::1]:2']"}, want: func(s *sample) { s.Peers = []string{"a:1", "[::1]:2"} }},
+		"maps":                      {set: []string{"topics=a=1, b.c=x=y"}, want: func(s *sample) { s.Topics = map[string]string{"a": "1", "b.c": "x=y"} }},
+		"maps as YAML":              {set: []string{"topics={a: 1, b: 'x,y'}"}, want: func(s *sample) { s.Topics = map[string]string{"a": "1", "b": "x,y"} }},
 		"strings are taken as they are": {
 			set: []string{"name={a: b}", "key=x=y"}, want: func(s *sample) { s.Name = "{a: b}"; s.Key = "x=y" },
 		},
@@ -100,7 +106,13 @@ func TestMistakesNameTheOption(t *testing.T) {
 		"a negative size":               {set: []string{"log.size=-1MiB"}, want: []string{"log.size", "out of range"}},
 		"a size beyond all":             {set: []string{"log.size=99999999TiB"}, want: []string{"log.size", "out of range"}},
 		"a word for a number":           {env: map[string]string{"R_ID": "one"}, want: []string{"R_ID", "id"}},
-		"a number too large":            {set: []string{"id=3000000000"}, want: []string{"--set id"}},
+		"a number too large":            {set: []string{"id=3000000000"}, want: []string{"--set id", "whole number from -2147483648 to 2147483647"}},
+		"a word for a number, set":      {set: []string{"id=zero"}, want: []string{`--set id: "zero": want a whole number`}},
+		"a word for a switch":           {file: "log: {sync: maybe}", want: []string{`log.sync: "maybe": want true or false`}},
+		"text for a map":                {set: []string{"topics=a"}, want: []string{`--set topics: "a": want key=value`}},
+		"no YAML for a map":             {set: []string{"topics={a"}, want: []string{`--set topics: "{a": want key=value`}},
+		"text for a map in the file":    {file: "topics: a", want: []string{`option topics: "a": want`, "{key: value"}},
+		"a mapping for a list":          {file: "peers: {a: b}", want: []string{"option peers: want a list"}},
 		"a variable nobody knows":       {env: map[string]string{"R_LOG_SIZES": "1MiB"}, want: []string{"R_LOG_SIZES"}},
 		"set without a value":           {set: []string{"id"}, want: []string{"--set id", "key=value"}},
 		"a list where a mapping stands": {file: "- id", want: []string{"c.yaml:1", "mapping"}},
@@ -136,6 +148,7 @@ func TestMistakesNameTheOption(t *testing.T) {
 func TestPrintReadsBack(t *testing.T) {
 	s := defaults()
 	s.Log.Every, s.Log.Size, s.Peers = Duration(90*time.Minute), 3*KiB, []string{"[::1]:1"}
+	s.Topics = map[string]string{"retention.ms": "1000"}
 	s.Key = "hunter2"
 	var out bytes.Buffer
 	if err := Print(&out, s); err != nil {

@@ -38,8 +38,11 @@ func CheckLevel(c Compression, level int) error {
 	default:
 		return unsupported(c, "it is none of none, gzip, snappy, lz4, zstd")
 	}
+	if level != 0 && highest == 0 {
+		return unsupported(c, "it has no levels: leave the level at 0, not %d", level)
+	}
 	if level < 0 || level > highest {
-		return unsupported(c, "it has no level %d: want 0 (the default) to %d", level, highest)
+		return unsupported(c, "it has no level %d: want 1 to %d, or 0 for its default", level, highest)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/url"
 	"time"
 
 	"google.golang.org/grpc"
@@ -57,8 +58,9 @@ func Dial(addr string, o DialOptions) (*grpc.ClientConn, error) {
 		opts = append(opts, grpc.WithContextDialer(o.Dial))
 	}
 	// passthrough: the dialer resolves the name at each attempt, so that a
-	// broker that moved is found.
-	return grpc.NewClient("passthrough:///"+addr, opts...)
+	// broker that moved is found. Escaped: the % before the zone of an IPv6
+	// address is one of a URL, else.
+	return grpc.NewClient("passthrough:///"+url.PathEscape(addr), opts...)
 }
 
 func callOptions(codec encoding.CodecV2) []grpc.CallOption {

@@ -134,6 +134,28 @@ func series(t *testing.T, reg *prometheus.Registry) int {
 }
 
 // A name that is not UTF-8 is the caller's mistake, not a fault of the server.
+// The zone of an IPv6 address reaches the dialer (OP-09).
+func TestDialZone(t *testing.T) {
+	dialed := make(chan string, 100)
+	conn, err := Dial("[fe80::1%eth0]:7421", DialOptions{Dial: func(_ context.Context, addr string) (net.Conn, error) {
+		select {
+		case dialed <- addr:
+		default:
+		}
+		return nil, errGone
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := runnelv1.NewAdminServiceClient(conn).ListTopics(t.Context(), &runnelv1.ListTopicsRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("%v", err)
+	}
+	if got := <-dialed; got != "[fe80::1%eth0]:7421" {
+		t.Errorf("dialed %q", got)
+	}
+}
+
 func TestMalformedRequests(t *testing.T) {
 	f := start(t, Options{}, DialOptions{})
 	bad := rawMessage("\x0a\x03\xff\xfe\x80") // field 1, a string, of bytes that are no UTF-8

@@ -3,13 +3,16 @@ package telemetry
 import (
 	"context"
 	"errors"
+	stdlog "log" //nolint:depguard // what net/http wants
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/rs/zerolog"
 )
 
 // Admin is the HTTP port for operators and their tools: /metrics, /healthz
@@ -20,6 +23,8 @@ type Admin struct {
 	Healthy func() error
 	// Ready says why no work should be sent here yet, nil when it may.
 	Ready func() error
+	// Log gets what goes wrong with connections.
+	Log zerolog.Logger
 }
 
 // Handler serves the admin paths.
@@ -53,9 +58,21 @@ func probe(check func() error) http.HandlerFunc {
 	}
 }
 
+// warnings makes each line that the HTTP server logs a warning of ours.
+type warnings struct{ log zerolog.Logger }
+
+// Write implements io.Writer.
+func (w warnings) Write(line []byte) (int, error) {
+	w.log.Warn().Str("part", "admin").Msg(strings.TrimSpace(string(line)))
+	return len(line), nil
+}
+
 // Serve serves the admin paths on lis until ctx is done.
 func (a Admin) Serve(ctx context.Context, lis net.Listener) error {
-	srv := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+	srv := &http.Server{
+		Handler: a.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		ErrorLog: stdlog.New(warnings{a.Log}, "", 0),
+	}
 	stop := context.AfterFunc(ctx, func() {
 		// A running profile is worth nothing to a process that ends.
 		_ = srv.Close()

@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -98,4 +100,60 @@ func TestAdminServesUntilDone(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
+}
+
+// A tired listener fails now and then, as one does without a descriptor left.
+type tiredListener struct {
+	net.Listener
+
+	failures int
+}
+
+// Accept implements net.Listener.
+func (l *tiredListener) Accept() (net.Conn, error) {
+	if l.failures--; l.failures >= 0 {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+	}
+	return l.Listener.Accept()
+}
+
+// What goes wrong below HTTP is in the log, as a line of it.
+func TestAdminLogsItsTroubles(t *testing.T) {
+	var lc net.ListenConfig
+	lis, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	log, err := NewLogger(&out, "info", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := (Admin{Metrics: NewRegistry(), Log: log}).Serve(ctx, &tiredListener{lis, 1}); err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+lis.Addr().String()+"/healthz", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	wg.Wait()
+	var line map[string]any
+	if err := json.Unmarshal([]byte(out.String()), &line); err != nil {
+		t.Fatalf("%v: %q", err, out.String())
+	}
+	if text, _ := line["message"].(string); line["level"] != "warn" || line["part"] != "admin" || !strings.Contains(text, "too many open files") {
+		t.Errorf("logged %v", line)
+	}
 }

@@ -117,7 +117,8 @@ const (
 	ErrorReason_ERROR_REASON_OVERLOADED ErrorReason = 73
 	// FAILED_PRECONDITION. This controller is not the active one. Go to the one in the metadata. Metadata: controller, address.
 	ErrorReason_ERROR_REASON_NOT_CONTROLLER ErrorReason = 80
-	// UNAVAILABLE. No controller can be reached, or it did not answer in time. Whether the change was made is unknown: look before you ask again.
+	// UNAVAILABLE. No controller can be reached, or it did not answer in time. Whether the change was made is unknown: look before you ask again, unless the
+	// metadata say that it was not (changed: "no"). Metadata: changed where known.
 	ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE ErrorReason = 81
 	// ALREADY_EXISTS. Another process with this broker id is registered and alive. Metadata: broker.
 	ErrorReason_ERROR_REASON_DUPLICATE_BROKER ErrorReason = 82
@@ -129,57 +130,96 @@ const (
 	ErrorReason_ERROR_REASON_CONFLICT ErrorReason = 85
 	// RESOURCE_EXHAUSTED. The metadata store is full or refuses writes. An operator must act.
 	ErrorReason_ERROR_REASON_METADATA_STORE_FULL ErrorReason = 86
+	// NOT_FOUND. No group of that id: nobody is a member of it, and it has no committed offsets. Metadata: group.
+	ErrorReason_ERROR_REASON_GROUP_NOT_FOUND ErrorReason = 90
+	// FAILED_PRECONDITION. The group has members. Stop them first; a commit is then made with a member's id and epoch. Metadata: group, members.
+	ErrorReason_ERROR_REASON_GROUP_NOT_EMPTY ErrorReason = 91
+	// INVALID_ARGUMENT. A group id is 1 to 249 bytes of UTF-8 without control characters. Metadata: group.
+	ErrorReason_ERROR_REASON_INVALID_GROUP ErrorReason = 92
+	// INVALID_ARGUMENT. The subscription names no topic, an invalid or an internal one, or its pattern is no RE2 expression. Fix it. Metadata: topic or pattern.
+	ErrorReason_ERROR_REASON_INVALID_SUBSCRIPTION ErrorReason = 93
+	// ABORTED. The member is not, or no longer, part of the group: it was silent for its session timeout, or did not give up partitions in time. Drop all it
+	// owned and join with member_epoch 0. A commit that got this was not stored; what was read since the last one will be read again by others.
+	ErrorReason_ERROR_REASON_UNKNOWN_MEMBER ErrorReason = 94
+	// ABORTED. A newer stream of the member has taken over from this one; or another process joined with its instance_id and has its place, which is final for
+	// this one: do not join again with that instance_id. Metadata: instanceId in the second case.
+	ErrorReason_ERROR_REASON_FENCED_MEMBER ErrorReason = 95
+	// ABORTED. The member's epoch is not one that the coordinator gave out. Drop all it owned and join with member_epoch 0. Metadata: memberEpoch.
+	ErrorReason_ERROR_REASON_FENCED_MEMBER_EPOCH ErrorReason = 96
+	// ABORTED. The partition is not the member's any more, or came back to it at a later epoch than the commit's. It was not stored; drop what was read of that
+	// partition before its latest assignment. All others go on. Metadata: memberEpoch, assignmentEpoch where it is the member's.
+	ErrorReason_ERROR_REASON_STALE_ASSIGNMENT ErrorReason = 97
+	// FAILED_PRECONDITION. Another broker coordinates the group; only said to clients with routing DIRECT. Go to it. Metadata: leader, leaderEpoch, address.
+	ErrorReason_ERROR_REASON_NOT_COORDINATOR ErrorReason = 98
+	// UNAVAILABLE. The group's coordinator is new and still reading its log, or changing. Retry; nothing was stored.
+	ErrorReason_ERROR_REASON_COORDINATOR_LOADING ErrorReason = 99
+	// RESOURCE_EXHAUSTED. The group has as many members as it may have. Metadata: group, maxMembers.
+	ErrorReason_ERROR_REASON_GROUP_FULL ErrorReason = 100
+	// DATA_LOSS. The coordinator can't read the stored state of the groups it is responsible for: it is damaged, or a newer version wrote it. Page someone.
+	ErrorReason_ERROR_REASON_GROUP_STATE_UNREADABLE ErrorReason = 101
 )
 
 // Enum value maps for ErrorReason.
 var (
 	ErrorReason_name = map[int32]string{
-		0:  "ERROR_REASON_UNSPECIFIED",
-		1:  "ERROR_REASON_INTERNAL",
-		2:  "ERROR_REASON_INVALID_REQUEST",
-		3:  "ERROR_REASON_UNSUPPORTED",
-		4:  "ERROR_REASON_SHUTTING_DOWN",
-		5:  "ERROR_REASON_TIMEOUT",
-		10: "ERROR_REASON_TOPIC_NOT_FOUND",
-		11: "ERROR_REASON_PARTITION_NOT_FOUND",
-		12: "ERROR_REASON_TOPIC_ID_MISMATCH",
-		13: "ERROR_REASON_TOPIC_EXISTS",
-		14: "ERROR_REASON_INVALID_TOPIC_NAME",
-		15: "ERROR_REASON_INVALID_PARTITIONS",
-		16: "ERROR_REASON_INVALID_REPLICATION_FACTOR",
-		17: "ERROR_REASON_INVALID_CONFIG",
-		18: "ERROR_REASON_TOPIC_INTERNAL",
-		30: "ERROR_REASON_CORRUPT_BATCH",
-		31: "ERROR_REASON_RECORD_TOO_LARGE",
-		32: "ERROR_REASON_UNSUPPORTED_COMPRESSION",
-		33: "ERROR_REASON_INVALID_TIMESTAMP",
-		34: "ERROR_REASON_INVALID_RECORD",
-		40: "ERROR_REASON_OFFSET_OUT_OF_RANGE",
-		41: "ERROR_REASON_OFFSET_NOT_AVAILABLE",
-		42: "ERROR_REASON_LOG_TRUNCATED",
-		43: "ERROR_REASON_LOG_CORRUPT",
-		50: "ERROR_REASON_NOT_LEADER",
-		51: "ERROR_REASON_NO_LEADER",
-		52: "ERROR_REASON_FENCED_LEADER_EPOCH",
-		53: "ERROR_REASON_LEADER_UNCONFIRMED",
-		54: "ERROR_REASON_MOVING",
-		55: "ERROR_REASON_STALE_METADATA",
-		56: "ERROR_REASON_NOT_ENOUGH_REPLICAS",
-		57: "ERROR_REASON_COMMIT_UNCERTAIN",
-		60: "ERROR_REASON_OUT_OF_ORDER_SEQUENCE",
-		61: "ERROR_REASON_PRODUCER_STATE_LOST",
-		62: "ERROR_REASON_FENCED_PRODUCER",
-		70: "ERROR_REASON_STORAGE_FULL",
-		71: "ERROR_REASON_STORAGE_FAILED",
-		72: "ERROR_REASON_TOO_MANY_INFLIGHT",
-		73: "ERROR_REASON_OVERLOADED",
-		80: "ERROR_REASON_NOT_CONTROLLER",
-		81: "ERROR_REASON_CONTROLLER_UNAVAILABLE",
-		82: "ERROR_REASON_DUPLICATE_BROKER",
-		83: "ERROR_REASON_CLUSTER_MISMATCH",
-		84: "ERROR_REASON_STALE_BROKER_EPOCH",
-		85: "ERROR_REASON_CONFLICT",
-		86: "ERROR_REASON_METADATA_STORE_FULL",
+		0:   "ERROR_REASON_UNSPECIFIED",
+		1:   "ERROR_REASON_INTERNAL",
+		2:   "ERROR_REASON_INVALID_REQUEST",
+		3:   "ERROR_REASON_UNSUPPORTED",
+		4:   "ERROR_REASON_SHUTTING_DOWN",
+		5:   "ERROR_REASON_TIMEOUT",
+		10:  "ERROR_REASON_TOPIC_NOT_FOUND",
+		11:  "ERROR_REASON_PARTITION_NOT_FOUND",
+		12:  "ERROR_REASON_TOPIC_ID_MISMATCH",
+		13:  "ERROR_REASON_TOPIC_EXISTS",
+		14:  "ERROR_REASON_INVALID_TOPIC_NAME",
+		15:  "ERROR_REASON_INVALID_PARTITIONS",
+		16:  "ERROR_REASON_INVALID_REPLICATION_FACTOR",
+		17:  "ERROR_REASON_INVALID_CONFIG",
+		18:  "ERROR_REASON_TOPIC_INTERNAL",
+		30:  "ERROR_REASON_CORRUPT_BATCH",
+		31:  "ERROR_REASON_RECORD_TOO_LARGE",
+		32:  "ERROR_REASON_UNSUPPORTED_COMPRESSION",
+		33:  "ERROR_REASON_INVALID_TIMESTAMP",
+		34:  "ERROR_REASON_INVALID_RECORD",
+		40:  "ERROR_REASON_OFFSET_OUT_OF_RANGE",
+		41:  "ERROR_REASON_OFFSET_NOT_AVAILABLE",
+		42:  "ERROR_REASON_LOG_TRUNCATED",
+		43:  "ERROR_REASON_LOG_CORRUPT",
+		50:  "ERROR_REASON_NOT_LEADER",
+		51:  "ERROR_REASON_NO_LEADER",
+		52:  "ERROR_REASON_FENCED_LEADER_EPOCH",
+		53:  "ERROR_REASON_LEADER_UNCONFIRMED",
+		54:  "ERROR_REASON_MOVING",
+		55:  "ERROR_REASON_STALE_METADATA",
+		56:  "ERROR_REASON_NOT_ENOUGH_REPLICAS",
+		57:  "ERROR_REASON_COMMIT_UNCERTAIN",
+		60:  "ERROR_REASON_OUT_OF_ORDER_SEQUENCE",
+		61:  "ERROR_REASON_PRODUCER_STATE_LOST",
+		62:  "ERROR_REASON_FENCED_PRODUCER",
+		70:  "ERROR_REASON_STORAGE_FULL",
+		71:  "ERROR_REASON_STORAGE_FAILED",
+		72:  "ERROR_REASON_TOO_MANY_INFLIGHT",
+		73:  "ERROR_REASON_OVERLOADED",
+		80:  "ERROR_REASON_NOT_CONTROLLER",
+		81:  "ERROR_REASON_CONTROLLER_UNAVAILABLE",
+		82:  "ERROR_REASON_DUPLICATE_BROKER",
+		83:  "ERROR_REASON_CLUSTER_MISMATCH",
+		84:  "ERROR_REASON_STALE_BROKER_EPOCH",
+		85:  "ERROR_REASON_CONFLICT",
+		86:  "ERROR_REASON_METADATA_STORE_FULL",
+		90:  "ERROR_REASON_GROUP_NOT_FOUND",
+		91:  "ERROR_REASON_GROUP_NOT_EMPTY",
+		92:  "ERROR_REASON_INVALID_GROUP",
+		93:  "ERROR_REASON_INVALID_SUBSCRIPTION",
+		94:  "ERROR_REASON_UNKNOWN_MEMBER",
+		95:  "ERROR_REASON_FENCED_MEMBER",
+		96:  "ERROR_REASON_FENCED_MEMBER_EPOCH",
+		97:  "ERROR_REASON_STALE_ASSIGNMENT",
+		98:  "ERROR_REASON_NOT_COORDINATOR",
+		99:  "ERROR_REASON_COORDINATOR_LOADING",
+		100: "ERROR_REASON_GROUP_FULL",
+		101: "ERROR_REASON_GROUP_STATE_UNREADABLE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -228,6 +268,18 @@ var (
 		"ERROR_REASON_STALE_BROKER_EPOCH":         84,
 		"ERROR_REASON_CONFLICT":                   85,
 		"ERROR_REASON_METADATA_STORE_FULL":        86,
+		"ERROR_REASON_GROUP_NOT_FOUND":            90,
+		"ERROR_REASON_GROUP_NOT_EMPTY":            91,
+		"ERROR_REASON_INVALID_GROUP":              92,
+		"ERROR_REASON_INVALID_SUBSCRIPTION":       93,
+		"ERROR_REASON_UNKNOWN_MEMBER":             94,
+		"ERROR_REASON_FENCED_MEMBER":              95,
+		"ERROR_REASON_FENCED_MEMBER_EPOCH":        96,
+		"ERROR_REASON_STALE_ASSIGNMENT":           97,
+		"ERROR_REASON_NOT_COORDINATOR":            98,
+		"ERROR_REASON_COORDINATOR_LOADING":        99,
+		"ERROR_REASON_GROUP_FULL":                 100,
+		"ERROR_REASON_GROUP_STATE_UNREADABLE":     101,
 	}
 )
 
@@ -262,7 +314,7 @@ var File_runnel_v1_error_reason_proto protoreflect.FileDescriptor
 
 const file_runnel_v1_error_reason_proto_rawDesc = "" +
 	"\n" +
-	"\x1crunnel/v1/error_reason.proto\x12\trunnel.v1*\xaf\f\n" +
+	"\x1crunnel/v1/error_reason.proto\x12\trunnel.v1*\xd2\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -310,7 +362,19 @@ const file_runnel_v1_error_reason_proto_rawDesc = "" +
 	"\x1dERROR_REASON_CLUSTER_MISMATCH\x10S\x12#\n" +
 	"\x1fERROR_REASON_STALE_BROKER_EPOCH\x10T\x12\x19\n" +
 	"\x15ERROR_REASON_CONFLICT\x10U\x12$\n" +
-	" ERROR_REASON_METADATA_STORE_FULL\x10VBO\n" +
+	" ERROR_REASON_METADATA_STORE_FULL\x10V\x12 \n" +
+	"\x1cERROR_REASON_GROUP_NOT_FOUND\x10Z\x12 \n" +
+	"\x1cERROR_REASON_GROUP_NOT_EMPTY\x10[\x12\x1e\n" +
+	"\x1aERROR_REASON_INVALID_GROUP\x10\\\x12%\n" +
+	"!ERROR_REASON_INVALID_SUBSCRIPTION\x10]\x12\x1f\n" +
+	"\x1bERROR_REASON_UNKNOWN_MEMBER\x10^\x12\x1e\n" +
+	"\x1aERROR_REASON_FENCED_MEMBER\x10_\x12$\n" +
+	" ERROR_REASON_FENCED_MEMBER_EPOCH\x10`\x12!\n" +
+	"\x1dERROR_REASON_STALE_ASSIGNMENT\x10a\x12 \n" +
+	"\x1cERROR_REASON_NOT_COORDINATOR\x10b\x12$\n" +
+	" ERROR_REASON_COORDINATOR_LOADING\x10c\x12\x1b\n" +
+	"\x17ERROR_REASON_GROUP_FULL\x10d\x12'\n" +
+	"#ERROR_REASON_GROUP_STATE_UNREADABLE\x10eBO\n" +
 	"\fio.runnel.v1P\x01Z1github.com/runnelmq/runnel/api/runnel/v1;runnelv1\xaa\x02\tRunnel.V1b\x06proto3"
 
 var (

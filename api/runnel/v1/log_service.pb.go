@@ -1831,6 +1831,354 @@ func (x *ConsumedTextRecord) GetValueBytes() []byte {
 	return nil
 }
 
+// Stores how far a group has come. An empty one (nothing set but request_id) is a keep-alive and gets an empty answer.
+type CommitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Echoed; the caller's to choose.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The group.
+	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// Of the member that commits. Empty: not a member, which is allowed while the group has none, else GROUP_NOT_EMPTY.
+	MemberId string `protobuf:"bytes,3,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// Of the member: the one in force when it read the records, or any later one it was told. A partition's commit is taken when it is not older than the
+	// partition's assignment to the member, and not newer than the member's own, else STALE_ASSIGNMENT, FENCED_MEMBER_EPOCH.
+	MemberEpoch int64 `protobuf:"varint,4,opt,name=member_epoch,json=memberEpoch,proto3" json:"member_epoch,omitempty"`
+	// At most 10000.
+	Offsets []*OffsetCommit `protobuf:"bytes,5,rep,name=offsets,proto3" json:"offsets,omitempty"`
+	// How long the commit may take to become durable; absent: 30 s, cap 5 min. When it passes the outcome is unknown (COMMIT_UNCERTAIN); committing the
+	// same again is always safe.
+	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Unspecified: PROXY. DIRECT gets NOT_COORDINATOR with the address.
+	Routing       Routing `protobuf:"varint,7,opt,name=routing,proto3,enum=runnel.v1.Routing" json:"routing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitRequest) Reset() {
+	*x = CommitRequest{}
+	mi := &file_runnel_v1_log_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitRequest) ProtoMessage() {}
+
+func (x *CommitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_log_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
+func (*CommitRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_log_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CommitRequest) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *CommitRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *CommitRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *CommitRequest) GetMemberEpoch() int64 {
+	if x != nil {
+		return x.MemberEpoch
+	}
+	return 0
+}
+
+func (x *CommitRequest) GetOffsets() []*OffsetCommit {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *CommitRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *CommitRequest) GetRouting() Routing {
+	if x != nil {
+		return x.Routing
+	}
+	return Routing_ROUTING_UNSPECIFIED
+}
+
+// How far a group has come in one partition.
+type OffsetCommit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic name.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// When set, a topic of that name with another id is refused: a late commit for a deleted topic never lands in its namesake. Members always set it.
+	TopicId *string `protobuf:"bytes,2,opt,name=topic_id,json=topicId,proto3,oneof" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The next offset to read: one more than that of the last record processed. Not above the high watermark, else OFFSET_OUT_OF_RANGE.
+	Offset int64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Leader epoch of the last record processed.
+	LeaderEpoch *int64 `protobuf:"varint,5,opt,name=leader_epoch,json=leaderEpoch,proto3,oneof" json:"leader_epoch,omitempty"`
+	// Anything; at most 4096 bytes.
+	Metadata      string `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffsetCommit) Reset() {
+	*x = OffsetCommit{}
+	mi := &file_runnel_v1_log_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffsetCommit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffsetCommit) ProtoMessage() {}
+
+func (x *OffsetCommit) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_log_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffsetCommit.ProtoReflect.Descriptor instead.
+func (*OffsetCommit) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_log_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *OffsetCommit) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *OffsetCommit) GetTopicId() string {
+	if x != nil && x.TopicId != nil {
+		return *x.TopicId
+	}
+	return ""
+}
+
+func (x *OffsetCommit) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *OffsetCommit) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *OffsetCommit) GetLeaderEpoch() int64 {
+	if x != nil && x.LeaderEpoch != nil {
+		return *x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *OffsetCommit) GetMetadata() string {
+	if x != nil {
+		return x.Metadata
+	}
+	return ""
+}
+
+// Answers one CommitRequest, when it is durable.
+type CommitResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the request.
+	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The whole request failed, nothing of it was stored unless outcome_unknown.
+	Error *ItemError `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// In the order of the request.
+	Results []*OffsetCommitResult `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
+	// The stream will end.
+	Goaway        *Goaway `protobuf:"bytes,15,opt,name=goaway,proto3" json:"goaway,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitResponse) Reset() {
+	*x = CommitResponse{}
+	mi := &file_runnel_v1_log_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitResponse) ProtoMessage() {}
+
+func (x *CommitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_log_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
+func (*CommitResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_log_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *CommitResponse) GetRequestId() uint64 {
+	if x != nil {
+		return x.RequestId
+	}
+	return 0
+}
+
+func (x *CommitResponse) GetError() *ItemError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *CommitResponse) GetResults() []*OffsetCommitResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+func (x *CommitResponse) GetGoaway() *Goaway {
+	if x != nil {
+		return x.Goaway
+	}
+	return nil
+}
+
+// What became of one commit.
+type OffsetCommitResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic name.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Its id, a UUID.
+	TopicId string `protobuf:"bytes,2,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition *int32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// What is committed now; absent after an error.
+	Offset *int64 `protobuf:"varint,4,opt,name=offset,proto3,oneof" json:"offset,omitempty"`
+	// Why not.
+	Error         *ItemError `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffsetCommitResult) Reset() {
+	*x = OffsetCommitResult{}
+	mi := &file_runnel_v1_log_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffsetCommitResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffsetCommitResult) ProtoMessage() {}
+
+func (x *OffsetCommitResult) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_log_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffsetCommitResult.ProtoReflect.Descriptor instead.
+func (*OffsetCommitResult) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_log_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *OffsetCommitResult) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *OffsetCommitResult) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *OffsetCommitResult) GetPartition() int32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *OffsetCommitResult) GetOffset() int64 {
+	if x != nil && x.Offset != nil {
+		return *x.Offset
+	}
+	return 0
+}
+
+func (x *OffsetCommitResult) GetError() *ItemError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 var File_runnel_v1_log_service_proto protoreflect.FileDescriptor
 
 const file_runnel_v1_log_service_proto_rawDesc = "" +
@@ -2015,7 +2363,40 @@ const file_runnel_v1_log_service_proto_rawDesc = "" +
 	"\x06_valueB\f\n" +
 	"\n" +
 	"_key_bytesB\x0e\n" +
-	"\f_value_bytes*J\n" +
+	"\f_value_bytes\"\x9a\x02\n" +
+	"\rCommitRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
+	"\tmember_id\x18\x03 \x01(\tR\bmemberId\x12!\n" +
+	"\fmember_epoch\x18\x04 \x01(\x03R\vmemberEpoch\x121\n" +
+	"\aoffsets\x18\x05 \x03(\v2\x17.runnel.v1.OffsetCommitR\aoffsets\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
+	"\arouting\x18\a \x01(\x0e2\x12.runnel.v1.RoutingR\arouting\"\xdc\x01\n" +
+	"\fOffsetCommit\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
+	"\btopic_id\x18\x02 \x01(\tH\x00R\atopicId\x88\x01\x01\x12\x1c\n" +
+	"\tpartition\x18\x03 \x01(\x05R\tpartition\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x03R\x06offset\x12&\n" +
+	"\fleader_epoch\x18\x05 \x01(\x03H\x01R\vleaderEpoch\x88\x01\x01\x12\x1a\n" +
+	"\bmetadata\x18\x06 \x01(\tR\bmetadataB\v\n" +
+	"\t_topic_idB\x0f\n" +
+	"\r_leader_epoch\"\xbf\x01\n" +
+	"\x0eCommitResponse\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\x04R\trequestId\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x14.runnel.v1.ItemErrorR\x05error\x127\n" +
+	"\aresults\x18\x03 \x03(\v2\x1d.runnel.v1.OffsetCommitResultR\aresults\x12)\n" +
+	"\x06goaway\x18\x0f \x01(\v2\x11.runnel.v1.GoawayR\x06goaway\"\xca\x01\n" +
+	"\x12OffsetCommitResult\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\btopic_id\x18\x02 \x01(\tR\atopicId\x12!\n" +
+	"\tpartition\x18\x03 \x01(\x05H\x00R\tpartition\x88\x01\x01\x12\x1b\n" +
+	"\x06offset\x18\x04 \x01(\x03H\x01R\x06offset\x88\x01\x01\x12*\n" +
+	"\x05error\x18\x05 \x01(\v2\x14.runnel.v1.ItemErrorR\x05errorB\f\n" +
+	"\n" +
+	"_partitionB\t\n" +
+	"\a_offset*J\n" +
 	"\x04Acks\x12\x14\n" +
 	"\x10ACKS_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tACKS_NONE\x10\x01\x12\x0f\n" +
@@ -2037,11 +2418,12 @@ const file_runnel_v1_log_service_proto_rawDesc = "" +
 	"\bPosition\x12\x18\n" +
 	"\x14POSITION_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11POSITION_EARLIEST\x10\x01\x12\x13\n" +
-	"\x0fPOSITION_LATEST\x10\x022\x8c\x02\n" +
+	"\x0fPOSITION_LATEST\x10\x022\xcf\x02\n" +
 	"\n" +
 	"LogService\x12D\n" +
 	"\aProduce\x12\x19.runnel.v1.ProduceRequest\x1a\x1a.runnel.v1.ProduceResponse(\x010\x01\x12>\n" +
-	"\x05Fetch\x12\x17.runnel.v1.FetchRequest\x1a\x18.runnel.v1.FetchResponse(\x010\x01\x12=\n" +
+	"\x05Fetch\x12\x17.runnel.v1.FetchRequest\x1a\x18.runnel.v1.FetchResponse(\x010\x01\x12A\n" +
+	"\x06Commit\x12\x18.runnel.v1.CommitRequest\x1a\x19.runnel.v1.CommitResponse(\x010\x01\x12=\n" +
 	"\x06Append\x12\x18.runnel.v1.AppendRequest\x1a\x19.runnel.v1.AppendResponse\x129\n" +
 	"\x04Read\x12\x16.runnel.v1.ReadRequest\x1a\x17.runnel.v1.ReadResponse0\x01BO\n" +
 	"\fio.runnel.v1P\x01Z1github.com/runnelmq/runnel/api/runnel/v1;runnelv1\xaa\x02\tRunnel.V1b\x06proto3"
@@ -2059,7 +2441,7 @@ func file_runnel_v1_log_service_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_v1_log_service_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_runnel_v1_log_service_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_runnel_v1_log_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_runnel_v1_log_service_proto_goTypes = []any{
 	(Acks)(0),                     // 0: runnel.v1.Acks
 	(Routing)(0),                  // 1: runnel.v1.Routing
@@ -2083,15 +2465,19 @@ var file_runnel_v1_log_service_proto_goTypes = []any{
 	(*FetchResponse)(nil),         // 19: runnel.v1.FetchResponse
 	(*ConsumedRecord)(nil),        // 20: runnel.v1.ConsumedRecord
 	(*ConsumedTextRecord)(nil),    // 21: runnel.v1.ConsumedTextRecord
-	nil,                           // 22: runnel.v1.ProduceTextRecord.HeadersEntry
-	nil,                           // 23: runnel.v1.ConsumedTextRecord.HeadersEntry
-	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
-	(*RecordBatch)(nil),           // 25: runnel.v1.RecordBatch
-	(*Header)(nil),                // 26: runnel.v1.Header
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
-	(*ItemError)(nil),             // 28: runnel.v1.ItemError
-	(*Goaway)(nil),                // 29: runnel.v1.Goaway
-	(Compression)(0),              // 30: runnel.v1.Compression
+	(*CommitRequest)(nil),         // 22: runnel.v1.CommitRequest
+	(*OffsetCommit)(nil),          // 23: runnel.v1.OffsetCommit
+	(*CommitResponse)(nil),        // 24: runnel.v1.CommitResponse
+	(*OffsetCommitResult)(nil),    // 25: runnel.v1.OffsetCommitResult
+	nil,                           // 26: runnel.v1.ProduceTextRecord.HeadersEntry
+	nil,                           // 27: runnel.v1.ConsumedTextRecord.HeadersEntry
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*RecordBatch)(nil),           // 29: runnel.v1.RecordBatch
+	(*Header)(nil),                // 30: runnel.v1.Header
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*ItemError)(nil),             // 32: runnel.v1.ItemError
+	(*Goaway)(nil),                // 33: runnel.v1.Goaway
+	(Compression)(0),              // 34: runnel.v1.Compression
 }
 var file_runnel_v1_log_service_proto_depIdxs = []int32{
 	9,  // 0: runnel.v1.AppendRequest.request:type_name -> runnel.v1.ProduceRequest
@@ -2099,21 +2485,21 @@ var file_runnel_v1_log_service_proto_depIdxs = []int32{
 	15, // 2: runnel.v1.ReadRequest.request:type_name -> runnel.v1.FetchRequest
 	19, // 3: runnel.v1.ReadResponse.response:type_name -> runnel.v1.FetchResponse
 	0,  // 4: runnel.v1.ProduceRequest.acks:type_name -> runnel.v1.Acks
-	24, // 5: runnel.v1.ProduceRequest.timeout:type_name -> google.protobuf.Duration
+	28, // 5: runnel.v1.ProduceRequest.timeout:type_name -> google.protobuf.Duration
 	1,  // 6: runnel.v1.ProduceRequest.routing:type_name -> runnel.v1.Routing
 	10, // 7: runnel.v1.ProduceRequest.producer:type_name -> runnel.v1.ProducerSequence
-	25, // 8: runnel.v1.ProduceRequest.batch:type_name -> runnel.v1.RecordBatch
+	29, // 8: runnel.v1.ProduceRequest.batch:type_name -> runnel.v1.RecordBatch
 	11, // 9: runnel.v1.ProduceRequest.records:type_name -> runnel.v1.ProduceRecord
 	12, // 10: runnel.v1.ProduceRequest.text_records:type_name -> runnel.v1.ProduceTextRecord
-	26, // 11: runnel.v1.ProduceRecord.headers:type_name -> runnel.v1.Header
-	27, // 12: runnel.v1.ProduceRecord.timestamp:type_name -> google.protobuf.Timestamp
-	22, // 13: runnel.v1.ProduceTextRecord.headers:type_name -> runnel.v1.ProduceTextRecord.HeadersEntry
-	27, // 14: runnel.v1.ProduceTextRecord.timestamp:type_name -> google.protobuf.Timestamp
-	28, // 15: runnel.v1.ProduceResponse.error:type_name -> runnel.v1.ItemError
-	27, // 16: runnel.v1.ProduceResponse.append_time:type_name -> google.protobuf.Timestamp
+	30, // 11: runnel.v1.ProduceRecord.headers:type_name -> runnel.v1.Header
+	31, // 12: runnel.v1.ProduceRecord.timestamp:type_name -> google.protobuf.Timestamp
+	26, // 13: runnel.v1.ProduceTextRecord.headers:type_name -> runnel.v1.ProduceTextRecord.HeadersEntry
+	31, // 14: runnel.v1.ProduceTextRecord.timestamp:type_name -> google.protobuf.Timestamp
+	32, // 15: runnel.v1.ProduceResponse.error:type_name -> runnel.v1.ItemError
+	31, // 16: runnel.v1.ProduceResponse.append_time:type_name -> google.protobuf.Timestamp
 	14, // 17: runnel.v1.ProduceResponse.results:type_name -> runnel.v1.ProduceRecordResult
-	29, // 18: runnel.v1.ProduceResponse.goaway:type_name -> runnel.v1.Goaway
-	28, // 19: runnel.v1.ProduceRecordResult.error:type_name -> runnel.v1.ItemError
+	33, // 18: runnel.v1.ProduceResponse.goaway:type_name -> runnel.v1.Goaway
+	32, // 19: runnel.v1.ProduceRecordResult.error:type_name -> runnel.v1.ItemError
 	17, // 20: runnel.v1.FetchRequest.options:type_name -> runnel.v1.FetchOptions
 	18, // 21: runnel.v1.FetchRequest.partitions:type_name -> runnel.v1.FetchPartition
 	16, // 22: runnel.v1.FetchRequest.remove:type_name -> runnel.v1.PartitionRef
@@ -2122,32 +2508,41 @@ var file_runnel_v1_log_service_proto_depIdxs = []int32{
 	2,  // 25: runnel.v1.FetchOptions.format:type_name -> runnel.v1.FetchFormat
 	3,  // 26: runnel.v1.FetchOptions.isolation:type_name -> runnel.v1.Isolation
 	1,  // 27: runnel.v1.FetchOptions.routing:type_name -> runnel.v1.Routing
-	30, // 28: runnel.v1.FetchOptions.accept_compressions:type_name -> runnel.v1.Compression
-	24, // 29: runnel.v1.FetchOptions.max_wait:type_name -> google.protobuf.Duration
-	24, // 30: runnel.v1.FetchOptions.progress_interval:type_name -> google.protobuf.Duration
+	34, // 28: runnel.v1.FetchOptions.accept_compressions:type_name -> runnel.v1.Compression
+	28, // 29: runnel.v1.FetchOptions.max_wait:type_name -> google.protobuf.Duration
+	28, // 30: runnel.v1.FetchOptions.progress_interval:type_name -> google.protobuf.Duration
 	4,  // 31: runnel.v1.FetchPartition.position:type_name -> runnel.v1.Position
-	27, // 32: runnel.v1.FetchPartition.timestamp:type_name -> google.protobuf.Timestamp
-	25, // 33: runnel.v1.FetchResponse.batches:type_name -> runnel.v1.RecordBatch
+	31, // 32: runnel.v1.FetchPartition.timestamp:type_name -> google.protobuf.Timestamp
+	29, // 33: runnel.v1.FetchResponse.batches:type_name -> runnel.v1.RecordBatch
 	20, // 34: runnel.v1.FetchResponse.records:type_name -> runnel.v1.ConsumedRecord
 	21, // 35: runnel.v1.FetchResponse.text_records:type_name -> runnel.v1.ConsumedTextRecord
-	28, // 36: runnel.v1.FetchResponse.error:type_name -> runnel.v1.ItemError
-	29, // 37: runnel.v1.FetchResponse.goaway:type_name -> runnel.v1.Goaway
-	26, // 38: runnel.v1.ConsumedRecord.headers:type_name -> runnel.v1.Header
-	27, // 39: runnel.v1.ConsumedTextRecord.timestamp:type_name -> google.protobuf.Timestamp
-	23, // 40: runnel.v1.ConsumedTextRecord.headers:type_name -> runnel.v1.ConsumedTextRecord.HeadersEntry
-	9,  // 41: runnel.v1.LogService.Produce:input_type -> runnel.v1.ProduceRequest
-	15, // 42: runnel.v1.LogService.Fetch:input_type -> runnel.v1.FetchRequest
-	5,  // 43: runnel.v1.LogService.Append:input_type -> runnel.v1.AppendRequest
-	7,  // 44: runnel.v1.LogService.Read:input_type -> runnel.v1.ReadRequest
-	13, // 45: runnel.v1.LogService.Produce:output_type -> runnel.v1.ProduceResponse
-	19, // 46: runnel.v1.LogService.Fetch:output_type -> runnel.v1.FetchResponse
-	6,  // 47: runnel.v1.LogService.Append:output_type -> runnel.v1.AppendResponse
-	8,  // 48: runnel.v1.LogService.Read:output_type -> runnel.v1.ReadResponse
-	45, // [45:49] is the sub-list for method output_type
-	41, // [41:45] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	32, // 36: runnel.v1.FetchResponse.error:type_name -> runnel.v1.ItemError
+	33, // 37: runnel.v1.FetchResponse.goaway:type_name -> runnel.v1.Goaway
+	30, // 38: runnel.v1.ConsumedRecord.headers:type_name -> runnel.v1.Header
+	31, // 39: runnel.v1.ConsumedTextRecord.timestamp:type_name -> google.protobuf.Timestamp
+	27, // 40: runnel.v1.ConsumedTextRecord.headers:type_name -> runnel.v1.ConsumedTextRecord.HeadersEntry
+	23, // 41: runnel.v1.CommitRequest.offsets:type_name -> runnel.v1.OffsetCommit
+	28, // 42: runnel.v1.CommitRequest.timeout:type_name -> google.protobuf.Duration
+	1,  // 43: runnel.v1.CommitRequest.routing:type_name -> runnel.v1.Routing
+	32, // 44: runnel.v1.CommitResponse.error:type_name -> runnel.v1.ItemError
+	25, // 45: runnel.v1.CommitResponse.results:type_name -> runnel.v1.OffsetCommitResult
+	33, // 46: runnel.v1.CommitResponse.goaway:type_name -> runnel.v1.Goaway
+	32, // 47: runnel.v1.OffsetCommitResult.error:type_name -> runnel.v1.ItemError
+	9,  // 48: runnel.v1.LogService.Produce:input_type -> runnel.v1.ProduceRequest
+	15, // 49: runnel.v1.LogService.Fetch:input_type -> runnel.v1.FetchRequest
+	22, // 50: runnel.v1.LogService.Commit:input_type -> runnel.v1.CommitRequest
+	5,  // 51: runnel.v1.LogService.Append:input_type -> runnel.v1.AppendRequest
+	7,  // 52: runnel.v1.LogService.Read:input_type -> runnel.v1.ReadRequest
+	13, // 53: runnel.v1.LogService.Produce:output_type -> runnel.v1.ProduceResponse
+	19, // 54: runnel.v1.LogService.Fetch:output_type -> runnel.v1.FetchResponse
+	24, // 55: runnel.v1.LogService.Commit:output_type -> runnel.v1.CommitResponse
+	6,  // 56: runnel.v1.LogService.Append:output_type -> runnel.v1.AppendResponse
+	8,  // 57: runnel.v1.LogService.Read:output_type -> runnel.v1.ReadResponse
+	53, // [53:58] is the sub-list for method output_type
+	48, // [48:53] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_runnel_v1_log_service_proto_init() }
@@ -2172,13 +2567,15 @@ func file_runnel_v1_log_service_proto_init() {
 	file_runnel_v1_log_service_proto_msgTypes[14].OneofWrappers = []any{}
 	file_runnel_v1_log_service_proto_msgTypes[15].OneofWrappers = []any{}
 	file_runnel_v1_log_service_proto_msgTypes[16].OneofWrappers = []any{}
+	file_runnel_v1_log_service_proto_msgTypes[18].OneofWrappers = []any{}
+	file_runnel_v1_log_service_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_v1_log_service_proto_rawDesc), len(file_runnel_v1_log_service_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	LogService_Produce_FullMethodName = "/runnel.v1.LogService/Produce"
 	LogService_Fetch_FullMethodName   = "/runnel.v1.LogService/Fetch"
+	LogService_Commit_FullMethodName  = "/runnel.v1.LogService/Commit"
 	LogService_Append_FullMethodName  = "/runnel.v1.LogService/Append"
 	LogService_Read_FullMethodName    = "/runnel.v1.LogService/Read"
 )
@@ -31,12 +32,14 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Writing and reading records.
+// Writing and reading records, and saying how far one has come.
 type LogServiceClient interface {
 	// Pipelined writes.
 	Produce(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProduceRequest, ProduceResponse], error)
 	// A reading session.
 	Fetch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FetchRequest, FetchResponse], error)
+	// Pipelined commits of consumer groups' offsets. Those of one group on one stream are made and answered in the order sent.
+	Commit(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CommitRequest, CommitResponse], error)
 	// Produce for one request: for blocking stubs, browsers, gateways and retry policies. Fails with the status that error would have carried.
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
 	// Fetch with one request and no edits: for stubs without bidirectional streams.
@@ -77,6 +80,19 @@ func (c *logServiceClient) Fetch(ctx context.Context, opts ...grpc.CallOption) (
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LogService_FetchClient = grpc.BidiStreamingClient[FetchRequest, FetchResponse]
 
+func (c *logServiceClient) Commit(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CommitRequest, CommitResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LogService_ServiceDesc.Streams[2], LogService_Commit_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CommitRequest, CommitResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LogService_CommitClient = grpc.BidiStreamingClient[CommitRequest, CommitResponse]
+
 func (c *logServiceClient) Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AppendResponse)
@@ -89,7 +105,7 @@ func (c *logServiceClient) Append(ctx context.Context, in *AppendRequest, opts .
 
 func (c *logServiceClient) Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &LogService_ServiceDesc.Streams[2], LogService_Read_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &LogService_ServiceDesc.Streams[3], LogService_Read_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -110,12 +126,14 @@ type LogService_ReadClient = grpc.ServerStreamingClient[ReadResponse]
 // All implementations must embed UnimplementedLogServiceServer
 // for forward compatibility.
 //
-// Writing and reading records.
+// Writing and reading records, and saying how far one has come.
 type LogServiceServer interface {
 	// Pipelined writes.
 	Produce(grpc.BidiStreamingServer[ProduceRequest, ProduceResponse]) error
 	// A reading session.
 	Fetch(grpc.BidiStreamingServer[FetchRequest, FetchResponse]) error
+	// Pipelined commits of consumer groups' offsets. Those of one group on one stream are made and answered in the order sent.
+	Commit(grpc.BidiStreamingServer[CommitRequest, CommitResponse]) error
 	// Produce for one request: for blocking stubs, browsers, gateways and retry policies. Fails with the status that error would have carried.
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)
 	// Fetch with one request and no edits: for stubs without bidirectional streams.
@@ -135,6 +153,9 @@ func (UnimplementedLogServiceServer) Produce(grpc.BidiStreamingServer[ProduceReq
 }
 func (UnimplementedLogServiceServer) Fetch(grpc.BidiStreamingServer[FetchRequest, FetchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Fetch not implemented")
+}
+func (UnimplementedLogServiceServer) Commit(grpc.BidiStreamingServer[CommitRequest, CommitResponse]) error {
+	return status.Error(codes.Unimplemented, "method Commit not implemented")
 }
 func (UnimplementedLogServiceServer) Append(context.Context, *AppendRequest) (*AppendResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Append not implemented")
@@ -176,6 +197,13 @@ func _LogService_Fetch_Handler(srv interface{}, stream grpc.ServerStream) error 
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LogService_FetchServer = grpc.BidiStreamingServer[FetchRequest, FetchResponse]
+
+func _LogService_Commit_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LogServiceServer).Commit(&grpc.GenericServerStream[CommitRequest, CommitResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LogService_CommitServer = grpc.BidiStreamingServer[CommitRequest, CommitResponse]
 
 func _LogService_Append_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(AppendRequest)
@@ -228,6 +256,12 @@ var LogService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Fetch",
 			Handler:       _LogService_Fetch_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Commit",
+			Handler:       _LogService_Commit_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

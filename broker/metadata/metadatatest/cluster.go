@@ -96,6 +96,39 @@ func (c *Controller) CreateTopics(ctx context.Context, req *controllerv1.CreateT
 	return &controllerv1.CreateTopicsResponse{Response: resp}, nil
 }
 
+// EnsureInternalTopic implements controllerv1.ControllerServiceServer, with one
+// replica on the broker that registered last. It waits for no broker.
+func (c *Controller) EnsureInternalTopic(
+	_ context.Context, req *controllerv1.EnsureInternalTopicRequest,
+) (*controllerv1.EnsureInternalTopicResponse, error) {
+	c.ensuring <- struct{}{}
+	defer func() { <-c.ensuring }()
+	t := c.named(req.GetName())
+	created := t == nil
+	if created {
+		h := c.Heard()
+		objects := TopicObjects(uuid.New(), req.GetName(), max(req.GetPartitions(), 1), h.Registers[len(h.Registers)-1].GetBroker().GetBrokerId(), 1)
+		t = objects[0].GetTopic()
+		t.Configs, t.Internal = req.GetConfigs(), true
+		c.Put(objects...)
+	}
+	return &controllerv1.EnsureInternalTopicResponse{
+		TopicId: t.GetTopicId(), Partitions: t.GetPartitions(), ReplicationFactor: 1, Created: created,
+	}, nil
+}
+
+// named returns the topic in service of that name, nil when there is none.
+func (c *Controller) named(name string) *controllerv1.TopicRecord {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range c.objects {
+		if t := o.GetTopic(); t.GetName() == name && t.GetPhase() == controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE {
+			return t
+		}
+	}
+	return nil
+}
+
 // DeleteTopic deletes a topic: the brokers' confirmation is awaited, then the
 // record goes.
 func (c *Controller) DeleteTopic(ctx context.Context, id uuid.UUID, broker int32) error {

@@ -23,6 +23,7 @@ type Controller struct {
 	controllerv1.UnimplementedControllerServiceServer
 
 	receivers sync.WaitGroup
+	ensuring  chan struct{} // holds a token while an internal topic is looked for
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -59,6 +60,7 @@ func New() *Controller {
 	return &Controller{
 		epoch: 1, clusterID: uuid.NewString(), timeout: 3 * time.Second, revision: 1,
 		objects: map[string]*controllerv1.MetadataObject{}, sessions: map[*session]bool{}, changed: make(chan struct{}),
+		ensuring: make(chan struct{}, 1),
 	}
 }
 

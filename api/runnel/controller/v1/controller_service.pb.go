@@ -2480,6 +2480,161 @@ func (x *FenceBrokerResponse) GetResponse() *v1.FenceBrokerResponse {
 	return nil
 }
 
+// Asks for a topic that brokers keep for themselves.
+type EnsureInternalTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Begins with "__".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Of a topic that has yet to be made; never changed afterwards.
+	Partitions int32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	// Topic configuration by key, of a topic that has yet to be made.
+	Configs map[string]string `protobuf:"bytes,3,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The broker that asks, for the controller's log.
+	BrokerId      int32 `protobuf:"varint,4,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureInternalTopicRequest) Reset() {
+	*x = EnsureInternalTopicRequest{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureInternalTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureInternalTopicRequest) ProtoMessage() {}
+
+func (x *EnsureInternalTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureInternalTopicRequest.ProtoReflect.Descriptor instead.
+func (*EnsureInternalTopicRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *EnsureInternalTopicRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EnsureInternalTopicRequest) GetPartitions() int32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *EnsureInternalTopicRequest) GetConfigs() map[string]string {
+	if x != nil {
+		return x.Configs
+	}
+	return nil
+}
+
+func (x *EnsureInternalTopicRequest) GetBrokerId() int32 {
+	if x != nil {
+		return x.BrokerId
+	}
+	return 0
+}
+
+// The topic is there.
+type EnsureInternalTopicResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id, a UUID.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// Its partition count, which may be another one than was asked for.
+	Partitions int32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	// Replicas that each partition has by now.
+	ReplicationFactor int32 `protobuf:"varint,3,opt,name=replication_factor,json=replicationFactor,proto3" json:"replication_factor,omitempty"`
+	// It was made by this request.
+	Created bool `protobuf:"varint,4,opt,name=created,proto3" json:"created,omitempty"`
+	// Every broker in service knew of it before the answer.
+	Applied       bool `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnsureInternalTopicResponse) Reset() {
+	*x = EnsureInternalTopicResponse{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnsureInternalTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnsureInternalTopicResponse) ProtoMessage() {}
+
+func (x *EnsureInternalTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnsureInternalTopicResponse.ProtoReflect.Descriptor instead.
+func (*EnsureInternalTopicResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *EnsureInternalTopicResponse) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *EnsureInternalTopicResponse) GetPartitions() int32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *EnsureInternalTopicResponse) GetReplicationFactor() int32 {
+	if x != nil {
+		return x.ReplicationFactor
+	}
+	return 0
+}
+
+func (x *EnsureInternalTopicResponse) GetCreated() bool {
+	if x != nil {
+		return x.Created
+	}
+	return false
+}
+
+func (x *EnsureInternalTopicResponse) GetApplied() bool {
+	if x != nil {
+		return x.Applied
+	}
+	return false
+}
+
 var File_runnel_controller_v1_controller_service_proto protoreflect.FileDescriptor
 
 const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
@@ -2632,12 +2787,30 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\v2\x1d.runnel.v1.FenceBrokerRequestR\arequest\x12\x1c\n" +
 	"\tprincipal\x18\x02 \x01(\tR\tprincipal\"Q\n" +
 	"\x13FenceBrokerResponse\x12:\n" +
-	"\bresponse\x18\x01 \x01(\v2\x1e.runnel.v1.FenceBrokerResponseR\bresponse*z\n" +
+	"\bresponse\x18\x01 \x01(\v2\x1e.runnel.v1.FenceBrokerResponseR\bresponse\"\x82\x02\n" +
+	"\x1aEnsureInternalTopicRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\x05R\n" +
+	"partitions\x12W\n" +
+	"\aconfigs\x18\x03 \x03(\v2=.runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntryR\aconfigs\x12\x1b\n" +
+	"\tbroker_id\x18\x04 \x01(\x05R\bbrokerId\x1a:\n" +
+	"\fConfigsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x01\n" +
+	"\x1bEnsureInternalTopicResponse\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\x05R\n" +
+	"partitions\x12-\n" +
+	"\x12replication_factor\x18\x03 \x01(\x05R\x11replicationFactor\x12\x18\n" +
+	"\acreated\x18\x04 \x01(\bR\acreated\x12\x18\n" +
+	"\aapplied\x18\x05 \x01(\bR\aapplied*z\n" +
 	"\fReplicaShape\x12\x1d\n" +
 	"\x19REPLICA_SHAPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REPLICA_SHAPE_INTACT\x10\x01\x12\x19\n" +
 	"\x15REPLICA_SHAPE_SUSPECT\x10\x02\x12\x16\n" +
-	"\x12REPLICA_SHAPE_LOST\x10\x032\xcb\x06\n" +
+	"\x12REPLICA_SHAPE_LOST\x10\x032\xc7\a\n" +
 	"\x11ControllerService\x12Z\n" +
 	"\aSession\x12$.runnel.controller.v1.SessionRequest\x1a%.runnel.controller.v1.SessionResponse(\x010\x01\x12U\n" +
 	"\x06Attend\x12#.runnel.controller.v1.AttendRequest\x1a$.runnel.controller.v1.AttendResponse0\x01\x12e\n" +
@@ -2646,7 +2819,8 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\x11AlterTopicConfigs\x12..runnel.controller.v1.AlterTopicConfigsRequest\x1a/.runnel.controller.v1.AlterTopicConfigsResponse\x12h\n" +
 	"\rAddPartitions\x12*.runnel.controller.v1.AddPartitionsRequest\x1a+.runnel.controller.v1.AddPartitionsResponse\x12q\n" +
 	"\x10RecoverPartition\x12-.runnel.controller.v1.RecoverPartitionRequest\x1a..runnel.controller.v1.RecoverPartitionResponse\x12b\n" +
-	"\vFenceBroker\x12(.runnel.controller.v1.FenceBrokerRequest\x1a).runnel.controller.v1.FenceBrokerResponseBBZ@github.com/runnelmq/runnel/api/runnel/controller/v1;controllerv1b\x06proto3"
+	"\vFenceBroker\x12(.runnel.controller.v1.FenceBrokerRequest\x1a).runnel.controller.v1.FenceBrokerResponse\x12z\n" +
+	"\x13EnsureInternalTopic\x120.runnel.controller.v1.EnsureInternalTopicRequest\x1a1.runnel.controller.v1.EnsureInternalTopicResponseBBZ@github.com/runnelmq/runnel/api/runnel/controller/v1;controllerv1b\x06proto3"
 
 var (
 	file_runnel_controller_v1_controller_service_proto_rawDescOnce sync.Once
@@ -2661,7 +2835,7 @@ func file_runnel_controller_v1_controller_service_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_controller_v1_controller_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(ReplicaShape)(0),                    // 0: runnel.controller.v1.ReplicaShape
 	(*AttendRequest)(nil),                // 1: runnel.controller.v1.AttendRequest
@@ -2700,22 +2874,25 @@ var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(*RecoverPartitionResponse)(nil),     // 34: runnel.controller.v1.RecoverPartitionResponse
 	(*FenceBrokerRequest)(nil),           // 35: runnel.controller.v1.FenceBrokerRequest
 	(*FenceBrokerResponse)(nil),          // 36: runnel.controller.v1.FenceBrokerResponse
-	(*BrokerRecord)(nil),                 // 37: runnel.controller.v1.BrokerRecord
-	(*durationpb.Duration)(nil),          // 38: google.protobuf.Duration
-	(*TopicRecord)(nil),                  // 39: runnel.controller.v1.TopicRecord
-	(*PartitionRecord)(nil),              // 40: runnel.controller.v1.PartitionRecord
-	(*v1.CreateTopicsRequest)(nil),       // 41: runnel.v1.CreateTopicsRequest
-	(*v1.CreateTopicsResponse)(nil),      // 42: runnel.v1.CreateTopicsResponse
-	(*v1.DeleteTopicsRequest)(nil),       // 43: runnel.v1.DeleteTopicsRequest
-	(*v1.DeleteTopicsResponse)(nil),      // 44: runnel.v1.DeleteTopicsResponse
-	(*v1.AlterTopicConfigsRequest)(nil),  // 45: runnel.v1.AlterTopicConfigsRequest
-	(*v1.AlterTopicConfigsResponse)(nil), // 46: runnel.v1.AlterTopicConfigsResponse
-	(*v1.AddPartitionsRequest)(nil),      // 47: runnel.v1.AddPartitionsRequest
-	(*v1.AddPartitionsResponse)(nil),     // 48: runnel.v1.AddPartitionsResponse
-	(*v1.RecoverPartitionRequest)(nil),   // 49: runnel.v1.RecoverPartitionRequest
-	(*v1.RecoverPartitionResponse)(nil),  // 50: runnel.v1.RecoverPartitionResponse
-	(*v1.FenceBrokerRequest)(nil),        // 51: runnel.v1.FenceBrokerRequest
-	(*v1.FenceBrokerResponse)(nil),       // 52: runnel.v1.FenceBrokerResponse
+	(*EnsureInternalTopicRequest)(nil),   // 37: runnel.controller.v1.EnsureInternalTopicRequest
+	(*EnsureInternalTopicResponse)(nil),  // 38: runnel.controller.v1.EnsureInternalTopicResponse
+	nil,                                  // 39: runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntry
+	(*BrokerRecord)(nil),                 // 40: runnel.controller.v1.BrokerRecord
+	(*durationpb.Duration)(nil),          // 41: google.protobuf.Duration
+	(*TopicRecord)(nil),                  // 42: runnel.controller.v1.TopicRecord
+	(*PartitionRecord)(nil),              // 43: runnel.controller.v1.PartitionRecord
+	(*v1.CreateTopicsRequest)(nil),       // 44: runnel.v1.CreateTopicsRequest
+	(*v1.CreateTopicsResponse)(nil),      // 45: runnel.v1.CreateTopicsResponse
+	(*v1.DeleteTopicsRequest)(nil),       // 46: runnel.v1.DeleteTopicsRequest
+	(*v1.DeleteTopicsResponse)(nil),      // 47: runnel.v1.DeleteTopicsResponse
+	(*v1.AlterTopicConfigsRequest)(nil),  // 48: runnel.v1.AlterTopicConfigsRequest
+	(*v1.AlterTopicConfigsResponse)(nil), // 49: runnel.v1.AlterTopicConfigsResponse
+	(*v1.AddPartitionsRequest)(nil),      // 50: runnel.v1.AddPartitionsRequest
+	(*v1.AddPartitionsResponse)(nil),     // 51: runnel.v1.AddPartitionsResponse
+	(*v1.RecoverPartitionRequest)(nil),   // 52: runnel.v1.RecoverPartitionRequest
+	(*v1.RecoverPartitionResponse)(nil),  // 53: runnel.v1.RecoverPartitionResponse
+	(*v1.FenceBrokerRequest)(nil),        // 54: runnel.v1.FenceBrokerRequest
+	(*v1.FenceBrokerResponse)(nil),       // 55: runnel.v1.FenceBrokerResponse
 }
 var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	5,  // 0: runnel.controller.v1.SessionRequest.register:type_name -> runnel.controller.v1.Register
@@ -2733,51 +2910,54 @@ var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	16, // 12: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
 	20, // 13: runnel.controller.v1.SessionResponse.rejections:type_name -> runnel.controller.v1.IsrRejections
 	23, // 14: runnel.controller.v1.SessionResponse.hand_over:type_name -> runnel.controller.v1.HandOver
-	37, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
-	38, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
+	40, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
+	41, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
 	10, // 17: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
 	0,  // 18: runnel.controller.v1.ReplicaReport.shape:type_name -> runnel.controller.v1.ReplicaShape
 	13, // 19: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
 	13, // 20: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
-	37, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
-	39, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
-	40, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
+	40, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
+	42, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
+	43, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
 	18, // 24: runnel.controller.v1.IsrProposals.proposals:type_name -> runnel.controller.v1.IsrProposal
 	19, // 25: runnel.controller.v1.IsrProposal.isr:type_name -> runnel.controller.v1.IsrMember
 	21, // 26: runnel.controller.v1.IsrRejections.rejections:type_name -> runnel.controller.v1.IsrRejection
-	41, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
-	42, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
-	43, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
-	44, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
-	45, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
-	46, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
-	47, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
-	48, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
-	49, // 35: runnel.controller.v1.RecoverPartitionRequest.request:type_name -> runnel.v1.RecoverPartitionRequest
-	50, // 36: runnel.controller.v1.RecoverPartitionResponse.response:type_name -> runnel.v1.RecoverPartitionResponse
-	51, // 37: runnel.controller.v1.FenceBrokerRequest.request:type_name -> runnel.v1.FenceBrokerRequest
-	52, // 38: runnel.controller.v1.FenceBrokerResponse.response:type_name -> runnel.v1.FenceBrokerResponse
-	3,  // 39: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
-	1,  // 40: runnel.controller.v1.ControllerService.Attend:input_type -> runnel.controller.v1.AttendRequest
-	25, // 41: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
-	27, // 42: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
-	29, // 43: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
-	31, // 44: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
-	33, // 45: runnel.controller.v1.ControllerService.RecoverPartition:input_type -> runnel.controller.v1.RecoverPartitionRequest
-	35, // 46: runnel.controller.v1.ControllerService.FenceBroker:input_type -> runnel.controller.v1.FenceBrokerRequest
-	4,  // 47: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
-	2,  // 48: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
-	26, // 49: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
-	28, // 50: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
-	30, // 51: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
-	32, // 52: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
-	34, // 53: runnel.controller.v1.ControllerService.RecoverPartition:output_type -> runnel.controller.v1.RecoverPartitionResponse
-	36, // 54: runnel.controller.v1.ControllerService.FenceBroker:output_type -> runnel.controller.v1.FenceBrokerResponse
-	47, // [47:55] is the sub-list for method output_type
-	39, // [39:47] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	44, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
+	45, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
+	46, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
+	47, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
+	48, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
+	49, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
+	50, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
+	51, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
+	52, // 35: runnel.controller.v1.RecoverPartitionRequest.request:type_name -> runnel.v1.RecoverPartitionRequest
+	53, // 36: runnel.controller.v1.RecoverPartitionResponse.response:type_name -> runnel.v1.RecoverPartitionResponse
+	54, // 37: runnel.controller.v1.FenceBrokerRequest.request:type_name -> runnel.v1.FenceBrokerRequest
+	55, // 38: runnel.controller.v1.FenceBrokerResponse.response:type_name -> runnel.v1.FenceBrokerResponse
+	39, // 39: runnel.controller.v1.EnsureInternalTopicRequest.configs:type_name -> runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntry
+	3,  // 40: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
+	1,  // 41: runnel.controller.v1.ControllerService.Attend:input_type -> runnel.controller.v1.AttendRequest
+	25, // 42: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
+	27, // 43: runnel.controller.v1.ControllerService.DeleteTopics:input_type -> runnel.controller.v1.DeleteTopicsRequest
+	29, // 44: runnel.controller.v1.ControllerService.AlterTopicConfigs:input_type -> runnel.controller.v1.AlterTopicConfigsRequest
+	31, // 45: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
+	33, // 46: runnel.controller.v1.ControllerService.RecoverPartition:input_type -> runnel.controller.v1.RecoverPartitionRequest
+	35, // 47: runnel.controller.v1.ControllerService.FenceBroker:input_type -> runnel.controller.v1.FenceBrokerRequest
+	37, // 48: runnel.controller.v1.ControllerService.EnsureInternalTopic:input_type -> runnel.controller.v1.EnsureInternalTopicRequest
+	4,  // 49: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
+	2,  // 50: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
+	26, // 51: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
+	28, // 52: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
+	30, // 53: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
+	32, // 54: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
+	34, // 55: runnel.controller.v1.ControllerService.RecoverPartition:output_type -> runnel.controller.v1.RecoverPartitionResponse
+	36, // 56: runnel.controller.v1.ControllerService.FenceBroker:output_type -> runnel.controller.v1.FenceBrokerResponse
+	38, // 57: runnel.controller.v1.ControllerService.EnsureInternalTopic:output_type -> runnel.controller.v1.EnsureInternalTopicResponse
+	49, // [49:58] is the sub-list for method output_type
+	40, // [40:49] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_runnel_controller_v1_controller_service_proto_init() }
@@ -2817,7 +2997,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_controller_v1_controller_service_proto_rawDesc), len(file_runnel_controller_v1_controller_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,14 +21,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ControllerService_Session_FullMethodName           = "/runnel.controller.v1.ControllerService/Session"
-	ControllerService_Attend_FullMethodName            = "/runnel.controller.v1.ControllerService/Attend"
-	ControllerService_CreateTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/CreateTopics"
-	ControllerService_DeleteTopics_FullMethodName      = "/runnel.controller.v1.ControllerService/DeleteTopics"
-	ControllerService_AlterTopicConfigs_FullMethodName = "/runnel.controller.v1.ControllerService/AlterTopicConfigs"
-	ControllerService_AddPartitions_FullMethodName     = "/runnel.controller.v1.ControllerService/AddPartitions"
-	ControllerService_RecoverPartition_FullMethodName  = "/runnel.controller.v1.ControllerService/RecoverPartition"
-	ControllerService_FenceBroker_FullMethodName       = "/runnel.controller.v1.ControllerService/FenceBroker"
+	ControllerService_Session_FullMethodName             = "/runnel.controller.v1.ControllerService/Session"
+	ControllerService_Attend_FullMethodName              = "/runnel.controller.v1.ControllerService/Attend"
+	ControllerService_CreateTopics_FullMethodName        = "/runnel.controller.v1.ControllerService/CreateTopics"
+	ControllerService_DeleteTopics_FullMethodName        = "/runnel.controller.v1.ControllerService/DeleteTopics"
+	ControllerService_AlterTopicConfigs_FullMethodName   = "/runnel.controller.v1.ControllerService/AlterTopicConfigs"
+	ControllerService_AddPartitions_FullMethodName       = "/runnel.controller.v1.ControllerService/AddPartitions"
+	ControllerService_RecoverPartition_FullMethodName    = "/runnel.controller.v1.ControllerService/RecoverPartition"
+	ControllerService_FenceBroker_FullMethodName         = "/runnel.controller.v1.ControllerService/FenceBroker"
+	ControllerService_EnsureInternalTopic_FullMethodName = "/runnel.controller.v1.ControllerService/EnsureInternalTopic"
 )
 
 // ControllerServiceClient is the client API for ControllerService service.
@@ -54,6 +55,9 @@ type ControllerServiceClient interface {
 	RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error)
 	// Forwarded by a broker.
 	FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error)
+	// Makes a topic that brokers keep for themselves, unless it is there. It begins with as many replicas as there are brokers in service and is given
+	// more as others come, up to three; from when three are in sync its writes need two of them. May be repeated.
+	EnsureInternalTopic(ctx context.Context, in *EnsureInternalTopicRequest, opts ...grpc.CallOption) (*EnsureInternalTopicResponse, error)
 }
 
 type controllerServiceClient struct {
@@ -156,6 +160,16 @@ func (c *controllerServiceClient) FenceBroker(ctx context.Context, in *FenceBrok
 	return out, nil
 }
 
+func (c *controllerServiceClient) EnsureInternalTopic(ctx context.Context, in *EnsureInternalTopicRequest, opts ...grpc.CallOption) (*EnsureInternalTopicResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EnsureInternalTopicResponse)
+	err := c.cc.Invoke(ctx, ControllerService_EnsureInternalTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControllerServiceServer is the server API for ControllerService service.
 // All implementations must embed UnimplementedControllerServiceServer
 // for forward compatibility.
@@ -179,6 +193,9 @@ type ControllerServiceServer interface {
 	RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error)
 	// Forwarded by a broker.
 	FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error)
+	// Makes a topic that brokers keep for themselves, unless it is there. It begins with as many replicas as there are brokers in service and is given
+	// more as others come, up to three; from when three are in sync its writes need two of them. May be repeated.
+	EnsureInternalTopic(context.Context, *EnsureInternalTopicRequest) (*EnsureInternalTopicResponse, error)
 	mustEmbedUnimplementedControllerServiceServer()
 }
 
@@ -212,6 +229,9 @@ func (UnimplementedControllerServiceServer) RecoverPartition(context.Context, *R
 }
 func (UnimplementedControllerServiceServer) FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FenceBroker not implemented")
+}
+func (UnimplementedControllerServiceServer) EnsureInternalTopic(context.Context, *EnsureInternalTopicRequest) (*EnsureInternalTopicResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EnsureInternalTopic not implemented")
 }
 func (UnimplementedControllerServiceServer) mustEmbedUnimplementedControllerServiceServer() {}
 func (UnimplementedControllerServiceServer) testEmbeddedByValue()                           {}
@@ -360,6 +380,24 @@ func _ControllerService_FenceBroker_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ControllerService_EnsureInternalTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EnsureInternalTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServiceServer).EnsureInternalTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControllerService_EnsureInternalTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServiceServer).EnsureInternalTopic(ctx, req.(*EnsureInternalTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ControllerService_ServiceDesc is the grpc.ServiceDesc for ControllerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -390,6 +428,10 @@ var ControllerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FenceBroker",
 			Handler:    _ControllerService_FenceBroker_Handler,
+		},
+		{
+			MethodName: "EnsureInternalTopic",
+			Handler:    _ControllerService_EnsureInternalTopic_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

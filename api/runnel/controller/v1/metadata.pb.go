@@ -367,8 +367,10 @@ type TopicRecord struct {
 	CreatedMs int64 `protobuf:"varint,9,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
 	// DELETING: brokers that have not yet confirmed that its directories are gone.
 	AwaitingRemoval []int32 `protobuf:"varint,10,rep,packed,name=awaiting_removal,json=awaitingRemoval,proto3" json:"awaiting_removal,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Internal topics: the replication factor they grow to as brokers come.
+	TargetReplicationFactor int32 `protobuf:"varint,11,opt,name=target_replication_factor,json=targetReplicationFactor,proto3" json:"target_replication_factor,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *TopicRecord) Reset() {
@@ -469,6 +471,13 @@ func (x *TopicRecord) GetAwaitingRemoval() []int32 {
 		return x.AwaitingRemoval
 	}
 	return nil
+}
+
+func (x *TopicRecord) GetTargetReplicationFactor() int32 {
+	if x != nil {
+		return x.TargetReplicationFactor
+	}
+	return 0
 }
 
 // A name in use. Key: names/<name>.
@@ -855,7 +864,7 @@ const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	" \x01(\x05R\x0fminFeatureLevel\x12*\n" +
 	"\x11max_feature_level\x18\v \x01(\x05R\x0fmaxFeatureLevel\x12\x16\n" +
 	"\x06judged\x18\f \x01(\bR\x06judged\x12\x12\n" +
-	"\x04held\x18\r \x01(\bR\x04held\"\xd2\x04\n" +
+	"\x04held\x18\r \x01(\bR\x04held\"\x8e\x05\n" +
 	"\vTopicRecord\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x126\n" +
@@ -870,7 +879,8 @@ const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\n" +
 	"created_ms\x18\t \x01(\x03R\tcreatedMs\x12)\n" +
 	"\x10awaiting_removal\x18\n" +
-	" \x03(\x05R\x0fawaitingRemoval\x1a:\n" +
+	" \x03(\x05R\x0fawaitingRemoval\x12:\n" +
+	"\x19target_replication_factor\x18\v \x01(\x05R\x17targetReplicationFactor\x1a:\n" +
 	"\fConfigsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
