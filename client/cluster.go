@@ -13,8 +13,12 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 )
 
-// pollInterval is how often a broker that cannot push is asked.
-const pollInterval = 5 * time.Second
+const (
+	// pollInterval is how often a broker that cannot push is asked.
+	pollInterval = 5 * time.Second
+	// awaitFor bounds await.
+	awaitFor = 200 * time.Millisecond
+)
 
 // A cluster is what a client knows of the brokers, and of who leads what. A
 // watch keeps it fresh from the first question on.
@@ -91,6 +95,28 @@ func (k *cluster) want(topic string) {
 		return
 	}
 	poke(k.asked)
+}
+
+// await waits until it is known who leads a topic, at most for a moment: it
+// saves a detour, and nothing more.
+func (k *cluster) await(ctx context.Context, topic string) {
+	if k.c.opts.routing == Proxy {
+		return
+	}
+	news := make(chan struct{}, 1)
+	stop := k.listen(func() { poke(news) })
+	defer stop()
+	timer := time.NewTimer(awaitFor)
+	defer timer.Stop()
+	for k.view.Load().topics[topic] == nil {
+		select {
+		case <-news:
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // listen calls f after every change of the view, until the returned function is

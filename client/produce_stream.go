@@ -255,7 +255,7 @@ func (s *produceStream) receive() {
 	for {
 		if err := s.s.RecvMsg(&msg); err != nil {
 			if !errors.Is(err, io.EOF) {
-				s.err = rpcError(err)
+				s.err = streamError(s.s, err)
 			}
 			return
 		}
@@ -269,6 +269,15 @@ func (s *produceStream) receive() {
 		}
 		s.answer(&resp)
 	}
+}
+
+// streamError returns why a stream ended: what the client ended it for, else
+// what the broker said.
+func streamError(s grpc.ClientStream, err error) error {
+	if cause := context.Cause(s.Context()); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return rpcError(err)
 }
 
 func (s *produceStream) answer(r *wire.ProduceResponse) {

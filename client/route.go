@@ -81,14 +81,7 @@ func (c *Client) reachable(addr string) bool {
 	}
 	soon, foreign := time.Now().Before(d.till), errors.Is(d.shunned, errForeign)
 	c.mu.Unlock()
-	switch {
-	case soon:
-		return false
-	case d.conn.GetState() == connectivity.Ready:
-		return true
-	}
-	d.conn.Connect()
-	return foreign
+	return !soon && (foreign || d.conn.GetState() == connectivity.Ready)
 }
 
 // shun makes an address be left alone until it can be reached again.
@@ -108,6 +101,7 @@ func (c *Client) shun(p place, why error) {
 		d.till = time.Now().Add(shunForeign)
 	}
 	c.mu.Unlock()
+	d.conn.Connect() // and it goes on trying
 	if first {
 		c.opts.hooks.proxied(string(p), why)
 	}
