@@ -51,7 +51,8 @@ const (
 type Client struct {
 	brokers []string
 	opts    clientOptions
-	conn    *grpc.ClientConn // to one of brokers
+	conn    *grpc.ClientConn // to one of brokers, or of seeds
+	seeds   *manual.Resolver
 	pool    *wire.Pool
 	codec   *wire.Codec
 	cluster *cluster
@@ -64,6 +65,9 @@ type Client struct {
 
 	closed bool
 	direct map[string]*directConn // by advertised address
+	// learned are addresses of leaders that have been reached: they stand in for
+	// brokers when none of those is left.
+	learned []string
 }
 
 type clientOptions struct {
@@ -132,7 +136,7 @@ func New(brokers []string, opts ...Option) (*Client, error) {
 	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool), direct: map[string]*directConn{}}
 	c.cluster = newCluster(c)
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.conn, err = newConn(addrs, o)
+	c.conn, c.seeds, err = newConn(addrs, o)
 	if err != nil {
 		c.stop()
 		return nil, fmt.Errorf("connect to %s: %w", strings.Join(addrs, ","), err)
@@ -153,13 +157,9 @@ func (c *Client) start(f func(context.Context)) bool {
 
 // newConn returns a connection that tries addrs in turn, keeps the first that
 // answers, and starts over when that one breaks.
-func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
-	state := resolver.State{}
-	for _, a := range addrs {
-		state.Addresses = append(state.Addresses, resolver.Address{Addr: a, ServerName: a})
-	}
+func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolver, error) {
 	res := manual.NewBuilderWithScheme("runnel")
-	res.InitialState(state)
+	res.InitialState(addresses(addrs))
 	creds := insecure.NewCredentials()
 	if o.tls != nil {
 		creds = credentials.NewTLS(o.tls)
@@ -189,7 +189,15 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
 		opts = append(opts, grpc.WithPerRPCCredentials(o.creds))
 	}
 	// Escaped: the % before the zone of an IPv6 address is one of a URL, else.
-	return grpc.NewClient("runnel:///"+url.PathEscape(addrs[0]), opts...)
+	conn, err := grpc.NewClient("runnel:///"+url.PathEscape(addrs[0]), opts...)
+	return conn, res, err
+}
+
+func addresses(addrs []string) (s resolver.State) {
+	for _, a := range addrs {
+		s.Addresses = append(s.Addresses, resolver.Address{Addr: a, ServerName: a})
+	}
+	return s
 }
 
 // bearer is a token in the way of RFC 6750.

@@ -32,10 +32,20 @@ type fakeNode struct {
 	addr string
 	lis  *bufconn.Listener
 	srv  *grpc.Server
-	// down makes connections to it be refused, and cluster is another one's id
-	// that it gives; guarded by the fakeBroker's mu.
-	down    bool
-	cluster string
+	// down makes connections to it be refused, blackhole, hang; cluster is the id
+	// that it gives. direct and proxied count produce requests and partitions to
+	// fetch. The fakeBroker's mu guards them.
+	down, blackhole bool
+	cluster         string
+	direct, proxied int
+}
+
+func (d *fakeNode) countLocked(r runnelv1.Routing) {
+	if r == runnelv1.Routing_ROUTING_DIRECT {
+		d.direct++
+	} else {
+		d.proxied++
+	}
 }
 
 // newFakeCluster starts brokers that know of each other. Partition i of a topic
@@ -76,12 +86,17 @@ func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
 func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
 	f.mu.Lock()
 	var lis *bufconn.Listener
+	hang := false
 	for _, d := range f.nodes {
 		if d.addr == addr && !d.down && !f.down {
-			lis = d.lis
+			lis, hang = d.lis, d.blackhole
 		}
 	}
 	f.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if lis == nil {
 		return nil, errors.New("connection refused")
 	}

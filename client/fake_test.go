@@ -278,6 +278,7 @@ func (d *fakeNode) store(req *runnelv1.ProduceRequest) (*int64, bool, *runnelv1.
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	d.countLocked(req.GetRouting())
 	_, p, ierr := f.partition(req.GetTopic(), req.GetTopicId(), req.GetPartition())
 	if ierr == nil && req.GetRouting() == runnelv1.Routing_ROUTING_DIRECT {
 		ierr = d.leads(p)

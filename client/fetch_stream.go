@@ -249,6 +249,7 @@ func (s *fetchStream) receive() {
 
 // take queues a response for Poll.
 func (r *Reader) take(l *fetchLane, buf *[]byte, f wire.FetchedBatches) {
+	r.tell(&f, len(*buf))
 	b, epoch := r.newBatch(buf, f)
 	b.lane = l
 	err := itemError(f.Error)
@@ -291,6 +292,16 @@ func (r *Reader) take(l *fetchLane, buf *[]byte, f wire.FetchedBatches) {
 	}
 	r.queue = append(r.queue, b)
 	r.changedLocked()
+}
+
+// tell calls the hook.
+func (r *Reader) tell(f *wire.FetchedBatches, size int) {
+	if h := r.c.opts.hooks.Fetched; h != nil && f.Batches > 0 {
+		h(FetchInfo{
+			Topic: string(f.Topic), Partition: f.Partition, Bytes: size,
+			Lag: max(f.HighWatermark-f.NextOffset, 0),
+		})
+	}
 }
 
 // troubleLocked decides what an error of a partition means.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -127,7 +128,15 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	c.mu.Lock()
 	was := d.shunned
 	d.shunned = nil
+	var seeds []string
+	if addr := string(p); !slices.Contains(c.brokers, addr) && !slices.Contains(c.learned, addr) {
+		c.learned = append(c.learned, addr)
+		seeds = slices.Concat(c.brokers, c.learned)
+	}
 	c.mu.Unlock()
+	if seeds != nil {
+		c.seeds.UpdateState(addresses(seeds))
+	}
 	if was != nil {
 		c.opts.hooks.direct(string(p))
 	}
@@ -159,7 +168,7 @@ func (c *Client) directTo(addr string) (*directConn, error) {
 	conn := c.conn
 	if len(c.brokers) != 1 || c.brokers[0] != addr {
 		var err error
-		if conn, err = newConn([]string{addr}, c.opts); err != nil {
+		if conn, _, err = newConn([]string{addr}, c.opts); err != nil {
 			return nil, fmt.Errorf("connect to %s: %w", addr, err)
 		}
 	}
