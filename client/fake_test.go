@@ -73,9 +73,11 @@ type action struct {
 	drop   bool                // store, do not answer
 	ignore bool                // neither store nor answer
 	kill   error               // end the stream with this, without storing
-	final  bool                // say goodbye first: nothing of this was read
-	drain  bool                // answer, with a goaway
-	wait   time.Duration       // before anything
+	// dropKill ends the stream with this, after storing.
+	dropKill error
+	final    bool          // say goodbye first: nothing of this was read
+	drain    bool          // answer, with a goaway
+	wait     time.Duration // before anything
 }
 
 // newFake starts a broker that knows nothing of others.
@@ -244,6 +246,9 @@ func (d *fakeNode) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest, r
 		}
 		if a.drain {
 			resp.Goaway = &runnelv1.Goaway{}
+		}
+		if a.dropKill != nil {
+			return a.dropKill
 		}
 		if a.drop {
 			continue

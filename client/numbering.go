@@ -2,10 +2,10 @@ package client
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
-	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -103,7 +103,7 @@ func (pt *partition) judgeNumbered(b *batch, v verdict, out []settled) []settled
 // stored is never sent with another number: its outcome is unknown.
 func (pt *partition) renumberLocked(out []settled) []settled {
 	slices.SortStableFunc(pt.refused, func(a, b *batch) int { return cmp.Compare(a.seq, b.seq) })
-	if len(pt.refused) > 0 && !pt.num.gap && isOutOfOrder(pt.refused[0].lastErr) {
+	if len(pt.refused) > 0 && !pt.num.gap && errors.Is(pt.refused[0].lastErr, ErrOutOfOrderSequence) {
 		pt.num.lost = true
 	}
 	if !pt.num.gap && !pt.num.lost {
@@ -126,11 +126,6 @@ func (pt *partition) renumberLocked(out []settled) []settled {
 	pt.refused, pt.queue = renumber(pt.refused), renumber(pt.queue)
 	pt.num.anew(doubt)
 	return out
-}
-
-func isOutOfOrder(err error) bool {
-	e, ok := asError(err)
-	return ok && e.reason == runnelv1.ErrorReason_ERROR_REASON_OUT_OF_ORDER_SEQUENCE
 }
 
 // stamp makes the bytes of b, which was encoded before, say its number.

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
@@ -50,14 +49,14 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 	}
 	err := itemError(r.Error)
 	v := verdict{err: err, base: -1, pause: r.Error.GetRetryAfter().AsDuration()}
-	switch r.Error.GetReason() {
-	case runnelv1.ErrorReason_ERROR_REASON_OUT_OF_ORDER_SEQUENCE:
+	switch {
+	case errors.Is(err, ErrOutOfOrderSequence):
 		v.outOfOrder = true
 		return v
-	case runnelv1.ErrorReason_ERROR_REASON_PRODUCER_STATE_LOST, runnelv1.ErrorReason_ERROR_REASON_FENCED_PRODUCER:
+	case errors.Is(err, ErrProducerStateLost), errors.Is(err, ErrFencedProducer):
 		v.stateLost = true
 		return v
-	case runnelv1.ErrorReason_ERROR_REASON_NOT_LEADER:
+	case errors.Is(err, ErrNotLeader):
 		v.moved = pt.p.c.cluster.hint(pt.topic.name, pt.id, pt.number, err)
 	}
 	switch {
