@@ -87,6 +87,9 @@ func app(t *testing.T, p *client.Producer, parts int32, n int, rng *rand.Rand) (
 			if res.Outcome() == client.Unknown {
 				unknown++
 			}
+			if res.Err != nil && unknown+len(again) < 3 {
+				t.Logf("partition %d, %d: %v", k.part, k.n, res.Err)
+			}
 			if res.Err != nil {
 				again = append(again, k)
 			}

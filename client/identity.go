@@ -29,6 +29,9 @@ func (p *Producer) identified() bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.identity.Load() != nil {
+		return true // just now; and there is never another one
+	}
 	if !p.identifying {
 		p.identifying = p.startLocked(p.identify)
 	}

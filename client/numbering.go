@@ -78,19 +78,15 @@ func (pt *partition) judgeNumbered(b *batch, v verdict, out []settled) []settled
 		b.drop(&pt.p.builders)
 	case v.err == nil:
 		out = pt.settleLocked(b, v, out)
-	case v.again || v.lost || v.uncertain:
+	case v.again || v.lost || v.uncertain || v.outOfOrder:
+		// Out of order means most often that an earlier one has to be sent first.
+		// If there is none, renumberLocked sees to it.
 		b.inDoubt = doubt
 		pt.refuseLocked(b, v)
 	case v.split && len(b.entries) > 1 && !b.inDoubt:
 		pt.refuseLocked(b, v)
-	case v.outOfOrder && !b.inDoubt:
-		pt.refuseLocked(b, v)
-	case v.stateLost && !b.inDoubt:
-		// It was sent this one time, and not stored.
-		pt.num.lost = true
-		pt.refuseLocked(b, v)
 	default:
-		if b.inDoubt || v.stateLost {
+		if b.inDoubt {
 			v.err = unknown(v.err)
 		}
 		pt.num.gone(b, b.inDoubt)
@@ -103,7 +99,7 @@ func (pt *partition) judgeNumbered(b *batch, v verdict, out []settled) []settled
 // stored is never sent with another number: its outcome is unknown.
 func (pt *partition) renumberLocked(out []settled) []settled {
 	slices.SortStableFunc(pt.refused, func(a, b *batch) int { return cmp.Compare(a.seq, b.seq) })
-	if len(pt.refused) > 0 && !pt.num.gap && errors.Is(pt.refused[0].lastErr, ErrOutOfOrderSequence) {
+	if len(pt.refused) > 0 && !pt.num.gap && misplaced(pt.refused[0].lastErr) {
 		pt.num.lost = true
 	}
 	if !pt.num.gap && !pt.num.lost {
@@ -126,6 +122,12 @@ func (pt *partition) renumberLocked(out []settled) []settled {
 	pt.refused, pt.queue = renumber(pt.refused), renumber(pt.queue)
 	pt.num.anew(doubt)
 	return out
+}
+
+// misplaced reports whether a leader refused a batch for its number: it is not
+// the next one of this producer there, or the leader knows no such producer.
+func misplaced(err error) bool {
+	return errors.Is(err, ErrOutOfOrderSequence) || errors.Is(err, ErrProducerStateLost) || errors.Is(err, ErrFencedProducer)
 }
 
 // stamp makes the bytes of b, which was encoded before, say its number.

@@ -347,7 +347,7 @@ func (pt *partition) refuseLocked(b *batch, v verdict) {
 	switch {
 	case v.split:
 		b.attempts = 0
-	case !v.outOfOrder && !v.stateLost && !v.moved:
+	case !v.moved && !(v.outOfOrder && b.attempts == 1):
 		pt.pauseLocked(b, v.pause)
 	}
 }

@@ -28,15 +28,13 @@ type verdict struct {
 	lost bool
 	// uncertain: the broker cannot say whether it stays.
 	uncertain bool
-	// outOfOrder: what comes before it is not stored.
+	// outOfOrder: it was not stored this time, for its number is not the next.
 	outOfOrder bool
-	// stateLost: this numbering cannot go on.
-	stateLost bool
-	pause     time.Duration
+	pause      time.Duration
 }
 
 // doubt reports whether the batch may be stored.
-func (v *verdict) doubt() bool { return v.lost || v.uncertain || v.stateLost }
+func (v *verdict) doubt() bool { return v.lost || v.uncertain }
 
 // judge turns an answer into what it means for the batch.
 func judge(r *wire.ProduceResponse, pt *partition) verdict {
@@ -50,11 +48,8 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 	err := itemError(r.Error)
 	v := verdict{err: err, base: -1, pause: r.Error.GetRetryAfter().AsDuration()}
 	switch {
-	case errors.Is(err, ErrOutOfOrderSequence):
+	case misplaced(err):
 		v.outOfOrder = true
-		return v
-	case errors.Is(err, ErrProducerStateLost), errors.Is(err, ErrFencedProducer):
-		v.stateLost = true
 		return v
 	case errors.Is(err, ErrNotLeader):
 		v.moved = pt.p.c.cluster.hint(pt.topic.name, pt.id, pt.number, err)
