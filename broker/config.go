@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/internal/config"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
@@ -30,6 +31,8 @@ type Config struct {
 	Storage  StorageConfig  `yaml:"storage" envPrefix:"STORAGE_"`
 
 	Replication ReplicationConfig `yaml:"replication" envPrefix:"REPLICATION_"`
+
+	Producers ProducersConfig `yaml:"producers" envPrefix:"PRODUCERS_"`
 
 	Streams  StreamsConfig  `yaml:"streams" envPrefix:"STREAMS_"`
 	Shutdown ShutdownConfig `yaml:"shutdown" envPrefix:"SHUTDOWN_"`
@@ -113,6 +116,20 @@ type ReplicationConfig struct {
 	CatchUpRate config.ByteSize `yaml:"catch_up_rate" env:"CATCH_UP_RATE"`
 }
 
+// ProducersConfig bounds what is remembered of idempotent producers.
+type ProducersConfig struct {
+	// Expiry is how long after its last record in a partition a producer is
+	// remembered there, by the brokers' clocks; Kafka's
+	// producer.id.expiration.ms. A producer that is idle for longer has to take a
+	// new id. Must be the same on all brokers. Default: 7d.
+	Expiry config.Duration `yaml:"expiry" env:"EXPIRY"`
+	// MaxPerPartition is how many producers a partition remembers; each takes
+	// about 300 bytes. Beyond, the one that has been idle for the longest is
+	// forgotten if that is more than an hour, else new ones are refused. Must be
+	// the same on all brokers. Default: 10000.
+	MaxPerPartition int `yaml:"max_per_partition" env:"MAX_PER_PARTITION"`
+}
+
 // StreamsConfig bounds what streams of clients may hold.
 type StreamsConfig struct {
 	// MaxAge, ± 20 %, is after how long a stream is asked to move on, so that
@@ -163,6 +180,7 @@ func DefaultConfig() Config {
 			Flushers:            16,
 		},
 		Replication: ReplicationConfig{LagTimeMax: config.Duration(10 * time.Second), Streams: 1},
+		Producers:   ProducersConfig{Expiry: config.Duration(producer.DefaultExpiryMs * time.Millisecond), MaxPerPartition: producer.DefaultMax},
 		Streams: StreamsConfig{
 			MaxAge:             config.Duration(30 * time.Minute),
 			GoawayGrace:        config.Duration(10 * time.Second),
@@ -199,6 +217,8 @@ func (c Config) Validate() error {
 	v.duration("replication.lag_time_max", c.Replication.LagTimeMax, 500*time.Millisecond, time.Hour)
 	v.number("replication.streams", int64(c.Replication.Streams), 1, 64)
 	v.number("replication.catch_up_rate", int64(c.Replication.CatchUpRate), 0, int64(config.TiB))
+	v.duration("producers.expiry", c.Producers.Expiry, time.Minute, 10*365*24*time.Hour)
+	v.number("producers.max_per_partition", int64(c.Producers.MaxPerPartition), 10, 1e6)
 	if c.Streams.MaxAge != 0 {
 		v.duration("streams.max_age", c.Streams.MaxAge, time.Second, 30*24*time.Hour)
 	}

@@ -18,6 +18,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/broker/replication"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/broker/rpc"
@@ -117,6 +118,7 @@ func (n *node) build(sec security) {
 	n.set = partition.NewSet(partition.Config{
 		Incarnation: b.incarnation, MaintainEvery: b.cfg.Storage.MaintenanceInterval.Std(), Flushers: b.cfg.Storage.Flushers,
 		ReplicaLagMax: b.cfg.Replication.LagTimeMax.Std(),
+		Producers:     producer.Config{ExpiryMs: b.cfg.Producers.Expiry.Std().Milliseconds(), Max: b.cfg.Producers.MaxPerPartition},
 	}, partition.Deps{
 		Root: n.root, Store: n.store, Session: n.session, Metrics: reg, Log: b.deps.Log.With().Str("component", "partition").Logger(),
 	})
@@ -150,6 +152,7 @@ func (n *node) build(sec security) {
 	counter := rpc.NewAdminService(admin)
 	runnelv1.RegisterAdminServiceServer(n.client, counter)
 	runnelv1.RegisterMetadataServiceServer(n.client, rpc.NewMetadataService(admin, maxAge))
+	runnelv1.RegisterProducerServiceServer(n.client, rpc.NewProducerService(metadata.NewProducerIDs(n.session), admin))
 	n.forward = rpc.NewForwardService(n.logs, counter)
 	n.forward.Register(n.internal)
 	n.client.Recovering()

@@ -48,6 +48,9 @@ type batch struct {
 	// inDoubt is true once it was sent and no answer came that says what became
 	// of it: it may be stored.
 	inDoubt bool
+	// misplaced and tooLarge say that it was refused last for its number, or its
+	// size.
+	misplaced, tooLarge bool
 	// lastErr is why it was refused, for the record's error when time is up.
 	lastErr error
 

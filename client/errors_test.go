@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -22,6 +24,37 @@ func withReason(t *testing.T, c codes.Code, reason, domain string) error {
 		t.Fatal(err)
 	}
 	return st.Err()
+}
+
+// What a refused record fails with in the end is the reason that says most.
+func TestTelling(t *testing.T) {
+	none, late, other := error(nil), error(&Error{Reason: "TIMEOUT", reason: runnelv1.ErrorReason_ERROR_REASON_TIMEOUT}), ErrNoLeader
+	for _, c := range []struct{ before, now, want error }{
+		{none, late, late}, {other, late, other}, {late, other, other}, {none, other, other}, {ErrMoving, other, other},
+	} {
+		if got := telling(c.before, c.now); got != c.want { //nolint:errorlint // the very one
+			t.Errorf("%v, then %v: %v", c.before, c.now, got)
+		}
+	}
+}
+
+// When time is up, the error says what stood in the way before.
+func TestPersistSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		tries := 0
+		err := persist(ctx, func(ctx context.Context) error {
+			if tries++; tries < 3 {
+				return itemError(&runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_NO_LEADER})
+			}
+			<-ctx.Done()
+			return rpcError(status.FromContextError(ctx.Err()).Err())
+		})
+		if !errors.Is(err, ErrNoLeader) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+	})
 }
 
 // unasked is how a broker fails a change when it has no controller; changed

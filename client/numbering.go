@@ -99,7 +99,7 @@ func (pt *partition) judgeNumbered(b *batch, v verdict, out []settled) []settled
 // stored is never sent with another number: its outcome is unknown.
 func (pt *partition) renumberLocked(out []settled) []settled {
 	slices.SortStableFunc(pt.refused, func(a, b *batch) int { return cmp.Compare(a.seq, b.seq) })
-	if len(pt.refused) > 0 && !pt.num.gap && misplaced(pt.refused[0].lastErr) {
+	if len(pt.refused) > 0 && !pt.num.gap && pt.refused[0].misplaced {
 		pt.num.lost = true
 	}
 	if !pt.num.gap && !pt.num.lost {

@@ -189,12 +189,19 @@ func (c *Client) resolveSome(ctx context.Context, ls []*lookup, qs []*runnelv1.O
 // persist calls f until it succeeds, fails for good, or ctx ends; then the
 // error says what stood in the way.
 func persist(ctx context.Context, f func(context.Context) error) error {
+	var last error // of the tries that were answered
 	for attempt := 1; ; attempt++ {
 		one, cancel := context.WithTimeout(ctx, callTimeout)
 		err := f(one)
 		cancel()
-		if err == nil || !Retriable(err) && !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		late := errors.Is(err, context.DeadlineExceeded)
+		switch {
+		case late && ctx.Err() != nil && last != nil:
+			return fmt.Errorf("%w; the try before: %w", err, last)
+		case err == nil, !Retriable(err) && !late, ctx.Err() != nil:
 			return err
+		case !late:
+			last = err
 		}
 		pause(ctx, backoffFor(attempt))
 		if ctx.Err() != nil {

@@ -12,7 +12,8 @@ import (
 // Append appends a batch, when this broker leads the partition, in the given
 // leader epoch if one is given. It returns when the log has the batch, which
 // is before it is committed: see WhenCommitted. All errors but
-// ErrCommitUncertain mean that nothing was stored.
+// ErrCommitUncertain, and producer.ErrStateLost of a batch that was sent before,
+// mean that nothing was stored.
 func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, error) {
 	p.writing <- struct{}{}
 	a, err := p.appendToken(b, epoch)
@@ -25,6 +26,16 @@ func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, erro
 func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended, error) {
 	st := p.state.Load()
 	if err := p.admit(st, epoch); err != nil {
+		return Appended{}, err
+	}
+	if b.ProducerID != 0 {
+		// Before all that is said about new batches: of one that is stored
+		// nobody may say that nothing was.
+		if a, found, err := p.checkProducer(b, st, time.Now().UnixMilli()); found || err != nil {
+			return a, err
+		}
+	}
+	if err := p.admitNew(st); err != nil {
 		return Appended{}, err
 	}
 	t := p.Topic()
@@ -45,7 +56,7 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended,
 	return Appended{Base: got.Base, Last: got.Last, AppendTimeMs: got.AppendTimeMs, LogStart: st.LogStart, Epoch: st.Epoch}, nil
 }
 
-// admit says why an append must be refused.
+// admit says why this broker can't take the batch.
 func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 	if st.Err != nil {
 		return st.Err
@@ -60,6 +71,11 @@ func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 	if st.Moving {
 		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrMoving)
 	}
+	return nil
+}
+
+// admitNew says why a batch that is not stored yet must be refused.
+func (p *Partition) admitNew(st *State) error {
 	if !st.MinISRMet {
 		p.mu.Lock()
 		isr, need := len(p.core.committed), p.core.minISR

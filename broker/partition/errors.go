@@ -3,7 +3,9 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/commitlog"
@@ -132,10 +134,25 @@ func (e *CorruptError) Metadata() map[string]string {
 
 func format[I ~int64 | ~int32 | ~int](v I) string { return strconv.FormatInt(int64(v), 10) }
 
+// NoLeader is ErrNoLeader of partition n of t, and names the brokers that it
+// waits for: one of those whose copies are complete.
+func NoLeader(t *metadata.Topic, n int32, p *metadata.Partition) error {
+	waits := slices.Concat(p.ISR, p.ELR)
+	if len(waits) == 0 {
+		waits = slices.Clone(p.Replicas)
+	}
+	slices.Sort(waits)
+	var names []string
+	for _, id := range slices.Compact(waits) {
+		names = append(names, format(id))
+	}
+	return fmt.Errorf("%s/%d: %w: it waits for broker %s; try again", t.Name, n, ErrNoLeader, strings.Join(names, " or "))
+}
+
 // notLeader says who leads instead, as img knows it.
 func notLeader(img *metadata.Image, t *metadata.Topic, n int32, p *metadata.Partition) error {
 	if p.Leader == metadata.NoBroker {
-		return fmt.Errorf("%s/%d: %w: try again", t.Name, n, ErrNoLeader)
+		return NoLeader(t, n, p)
 	}
 	kv := map[string]string{"leader": format(p.Leader), "leaderEpoch": format(p.LeaderEpoch)}
 	where := ""

@@ -16,6 +16,7 @@ type counters struct {
 	corrupt prometheus.Counter
 
 	shrinks, expands, divergence, belowHW prometheus.Counter
+	duplicates, outOfOrder, stateLost     prometheus.Counter
 }
 
 func newCounters(reg prometheus.Registerer) *counters {
@@ -33,6 +34,9 @@ func newCounters(reg prometheus.Registerer) *counters {
 		expands:    count("isr_expands_total", "Replicas that joined the ISR of a partition this broker leads."),
 		divergence: count("divergence_total", "Times a replica of this broker refused a leader that lacks committed records."),
 		belowHW:    count("truncated_below_hw_total", "Times a replica of this broker was cut below what was committed, after an election that lost records."),
+		duplicates: count("producer_duplicates_total", "Batches of idempotent producers that were stored already, and answered with their first offset."),
+		outOfOrder: count("producer_out_of_order_total", "Batches of idempotent producers that were refused because an earlier one is missing."),
+		stateLost:  count("producer_state_lost_total", "Batches of idempotent producers of which it can't be said whether they were stored before."),
 	}
 }
 
@@ -44,7 +48,7 @@ type collector struct {
 
 	logStart, highWatermark, logEnd, size, segments, isr *prometheus.Desc
 	offline, underReplicated, underMinISR                *prometheus.Desc
-	unconfirmed, suspect, leaders, replicas              *prometheus.Desc
+	unconfirmed, suspect, leaders, replicas, producers   *prometheus.Desc
 }
 
 func newMetrics(s *Set, reg prometheus.Registerer) {
@@ -71,6 +75,7 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened, or may have lost records."),
 		leaders:         sum("leader_partitions", "Partitions this broker leads."),
 		replicas:        sum("replica_partitions", "Partitions this broker holds a copy of."),
+		producers:       sum("remembered_producers", "Idempotent producers that the partitions of this broker remember, counted once a partition."),
 	})
 }
 
@@ -78,7 +83,7 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.logStart, c.highWatermark, c.logEnd, c.size, c.segments, c.isr, c.offline, c.underReplicated, c.underMinISR,
-		c.unconfirmed, c.suspect, c.leaders, c.replicas,
+		c.unconfirmed, c.suspect, c.leaders, c.replicas, c.producers,
 	} {
 		ch <- d
 	}
@@ -90,9 +95,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
 	suspect := int64(len(c.set.Lost()))
-	var leaders, unconfirmed, underReplicated, underMinISR int64
+	var leaders, unconfirmed, underReplicated, underMinISR, producers int64
 	all := c.set.All()
 	for _, p := range all {
+		producers += p.producers.count.Load()
 		if p.Suspicion() != "" {
 			suspect++
 		}
@@ -127,6 +133,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.underReplicated, underReplicated)
 	gauge(c.underMinISR, underMinISR)
 	gauge(c.suspect, suspect)
+	gauge(c.producers, producers)
 	gauge(c.offline, Offline(c.set.deps.Store.Load()))
 }
 

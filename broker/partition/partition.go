@@ -22,6 +22,9 @@ type Appended struct {
 	AppendTimeMs int64
 	LogStart     record.Offset
 	Epoch        record.Epoch
+	// Duplicate is true when the batch of this producer and sequence was stored
+	// before: the rest is that of the first time.
+	Duplicate bool
 }
 
 // A State is a partition at one moment. Immutable.
@@ -73,6 +76,8 @@ type Partition struct {
 	number int32
 	host   *host
 	log    *commitlog.Log
+	// producers is a function of the log.
+	producers *producers
 
 	// writing holds one token: who has it may write to the log or change the
 	// role. It is a channel, not a mutex, because its holder waits for a disk.
@@ -140,8 +145,11 @@ const (
 	dirty                      // one is here, and must come again
 )
 
-func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, rec *commitlog.Recovery) *Partition {
-	p := &Partition{id: t.ID, number: n, host: h, log: log, writing: make(chan struct{}, 1), subs: map[metadata.BrokerID]*subscription{}}
+func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, known *producers, rec *commitlog.Recovery) *Partition {
+	p := &Partition{
+		id: t.ID, number: n, host: h, log: log, producers: known,
+		writing: make(chan struct{}, 1), subs: map[metadata.BrokerID]*subscription{},
+	}
 	if rec.Suspicion != commitlog.NotSuspect {
 		p.suspicion = rec.Suspicion.String()
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/lifecycle"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -32,6 +33,8 @@ type Config struct {
 	Flushers int
 	// Openers is how many logs are opened at a time. Default 8.
 	Openers int
+	// Producers bounds what each partition remembers of idempotent producers.
+	Producers producer.Config
 	// ReplicaLagMax is for how long a member of the ISR may lack a record.
 	// Default 10 s.
 	ReplicaLagMax time.Duration
@@ -391,7 +394,8 @@ func (s *Set) place(img *metadata.Image, t *metadata.Topic, n int32) error {
 // open opens the log of a replica, and notes what it finds.
 func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	k := key{t.ID, n}
-	log, rec, err := s.openLog(t, n)
+	known := newProducers(s.cfg.Producers)
+	log, rec, err := s.openLog(t, n, known)
 	switch {
 	case errors.Is(err, commitlog.ErrFailed):
 		return nil, fmt.Errorf("open %s/%d: %w", t.Name, n, err)
@@ -424,7 +428,7 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 			Str("detail", e.Detail).Msg("recovery of a log")
 	}
 	s.report(r)
-	p := newPartition(&s.host, t, n, log, &rec)
+	p := newPartition(&s.host, t, n, log, known, &rec)
 	s.mu.Lock()
 	s.parts[k] = p
 	delete(s.lost, k)
@@ -436,10 +440,12 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 // openLog opens the files of a replica. One whose files are lost begins anew when
 // nobody counts on it any more, or it was elected in the knowledge of the loss;
 // what is left is set aside.
-func (s *Set) openLog(t *metadata.Topic, n int32) (*commitlog.Log, commitlog.Recovery, error) {
+func (s *Set) openLog(t *metadata.Topic, n int32, known *producers) (*commitlog.Log, commitlog.Recovery, error) {
 	mp := &t.Partitions[n]
+	cfg := logConfig(t, mp)
+	cfg.Producers = known
 	open := func(create bool) (*commitlog.Log, commitlog.Recovery, error) {
-		return s.deps.Root.OpenPartition(t.ID, t.Name, n, logConfig(t, mp), create)
+		return s.deps.Root.OpenPartition(t.ID, t.Name, n, cfg, create)
 	}
 	log, rec, err := open(mayCreate(s.host.self, mp))
 	anew := electedLossy(s.host.self, mp) || (s.Recovered() && mp.LeaderEpoch > 1 && mayCreate(s.host.self, mp))

@@ -54,6 +54,7 @@ func (p *Partition) maintain(now time.Time) (removed int, err error) {
 	if p.isStopped() {
 		return 0, nil
 	}
+	p.producers.expire(now.UnixMilli())
 	p.writing <- struct{}{}
 	err = p.log.RollIfDue(now.UnixMilli())
 	if err == nil && p.State().Settled { // leading, and knowing what is committed

@@ -18,6 +18,8 @@ var (
 	ErrStateLost = errors.New("too little is known of this producer")
 	// ErrFenced: a batch with a higher producer epoch was stored. Definite. Facts: producerId, producerEpoch, currentEpoch.
 	ErrFenced = errors.New("older producer epoch")
+	// ErrOverlap: records of the batch are stored in batches with other bounds. Definite. Facts: as ErrOutOfOrder.
+	ErrOverlap = errors.New("stored in part, with other bounds")
 	// ErrTooMany: the partition remembers as many producers as it may, and all of them wrote lately. Definite. Facts: limit.
 	ErrTooMany = errors.New("too many idempotent producers")
 )
@@ -56,8 +58,10 @@ func (e *RefusedError) Metadata() map[string]string {
 		kv["limit"] = strconv.Itoa(e.Limit)
 	case errors.Is(e.Kind, ErrFenced):
 		kv["currentEpoch"] = decimal(e.Current)
-	case e.Known:
-		kv["expectedSequence"] = decimal(e.Expected)
+	default:
+		if e.Known {
+			kv["expectedSequence"] = decimal(e.Expected)
+		}
 	}
 	return kv
 }

@@ -105,6 +105,7 @@ func hintOf(err error) (v view, ok bool) {
 
 // late is what becomes of a write that nobody took in time.
 func late(timeout time.Duration, cause error) error {
+	timeout = timeout.Round(time.Millisecond)
 	if errors.Is(cause, partition.ErrNoLeader) {
 		return fmt.Errorf("nothing was stored within %s: %w", timeout, cause)
 	}

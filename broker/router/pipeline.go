@@ -275,9 +275,9 @@ func (p *Pipeline) answered(w *Write, res *wire.ForwardProduced) {
 	case err == nil:
 		p.backoff = 0
 		if w.state != writeFinished {
-			done = append(done, p.finishLocked(w, Result{Duplicate: res.Duplicate, Stored: true, Appended: partition.Appended{
+			done = append(done, p.finishLocked(w, Result{Stored: true, Appended: partition.Appended{
 				Base: record.Offset(res.BaseOffset), Last: record.Offset(res.LastOffset), AppendTimeMs: res.AppendTimeMs,
-				LogStart: record.Offset(res.LogStart), Epoch: w.at.epoch,
+				LogStart: record.Offset(res.LogStart), Epoch: w.at.epoch, Duplicate: res.Duplicate,
 			}}))
 		}
 	case res.Error.GetOutcomeUnknown():

@@ -266,7 +266,7 @@ func (r *Router) leader(topic uuid.UUID, n int32, hint view) (view, error) {
 		v = hint
 	}
 	if v.leader == metadata.NoBroker {
-		return v, fmt.Errorf("%s/%d: %w: try again", t.Name, n, partition.ErrNoLeader)
+		return v, partition.NoLeader(t, n, mp)
 	}
 	return v, nil
 }

@@ -14,9 +14,8 @@ type Result struct {
 	Appended partition.Appended
 	// Stored is true when Appended is known, also when it is uncertain whether
 	// that stays.
-	Stored    bool
-	Duplicate bool
-	Err       error
+	Stored bool
+	Err    error
 }
 
 // A writeState says how far a write has come.

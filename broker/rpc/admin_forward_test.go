@@ -1,6 +1,8 @@
 package rpc
 
 import (
+	"context"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -80,8 +82,9 @@ func TestForward_questionsWaitForLeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 3, nil, LogOptions{})
 		w.topic("t", 2)
+		patient := t.Context()
 		ask := func() *runnelv1.OffsetAnswer {
-			resp, err := w.brokers[1].admin.ListOffsets(t.Context(), &runnelv1.ListOffsetsRequest{Queries: []*runnelv1.OffsetQuery{{Topic: "t"}}})
+			resp, err := w.brokers[1].admin.ListOffsets(patient, &runnelv1.ListOffsetsRequest{Queries: []*runnelv1.OffsetQuery{{Topic: "t"}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,6 +99,14 @@ func TestForward_questionsWaitForLeaders(t *testing.T) {
 		if a := ask(); a.GetError().GetReason() != runnelv1.ErrorReason_ERROR_REASON_NO_LEADER || time.Since(start) != askTimeout {
 			t.Errorf("after %s: %v", time.Since(start), a)
 		}
+		// Who waits for less is told why, before it hangs up.
+		var hurry context.CancelFunc
+		patient, hurry = context.WithTimeout(t.Context(), time.Second)
+		defer hurry()
+		if a := ask(); a.GetError().GetReason() != runnelv1.ErrorReason_ERROR_REASON_NO_LEADER || !strings.Contains(a.GetError().GetMessage(), "waits for broker") {
+			t.Errorf("within a second: %v", a)
+		}
+		patient = t.Context()
 		var mover sync.WaitGroup
 		defer mover.Wait()
 		mover.Go(func() {

@@ -105,7 +105,7 @@ func (s *AdminService) ListOffsets(ctx context.Context, req *runnelv1.ListOffset
 	if len(req.GetQueries()) == 0 {
 		return nil, invalid("ask at least one query")
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := patience(ctx)
 	defer cancel()
 	resp := &runnelv1.ListOffsetsResponse{}
 	var asked []offsetAsked
@@ -150,6 +150,16 @@ func (s *AdminService) ListOffsets(ctx context.Context, req *runnelv1.ListOffset
 
 // askTimeout is how long a question waits for leaders that are not there.
 const askTimeout = 2 * time.Second
+
+// patience bounds a question by askTimeout, and so that what is known by then
+// still reaches a caller that waits for less.
+func patience(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit := askTimeout
+	if until, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(until)*9/10)
+	}
+	return context.WithTimeout(ctx, limit)
+}
 
 // An offsetAsked is one place that is looked for.
 type offsetAsked struct {

@@ -232,7 +232,7 @@ func (s *AdminService) describePartition(t *metadata.Topic, n int32) (d *runnelv
 		Replicas: ids(mp.Replicas), Isr: ids(mp.ISR), Elr: ids(mp.ELR), MinIsr: new(int32(mp.MinISR)), //nolint:gosec // small
 	}
 	if mp.Leader == metadata.NoBroker {
-		d.Error = s.errors.item(fmt.Errorf("%s/%d: %w: it comes back with a replica", t.Name, n, partition.ErrNoLeader))
+		d.Error = s.errors.item(partition.NoLeader(t, n, mp))
 		return d, false
 	}
 	d.Leader = new(int32(mp.Leader))

@@ -75,6 +75,7 @@ func Rules() []rpcerr.Rule {
 		{Err: producer.ErrOutOfOrder, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_OUT_OF_ORDER_SEQUENCE},
 		{Err: producer.ErrStateLost, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_PRODUCER_STATE_LOST, OutcomeUnknown: unknownOut},
 		{Err: producer.ErrFenced, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_FENCED_PRODUCER},
+		{Err: producer.ErrOverlap, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: producer.ErrTooMany, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_OVERLOADED, RetryAfter: overloadedRetry},
 
 		{Err: metadata.ErrInvalidName, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME},

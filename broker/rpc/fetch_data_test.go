@@ -144,7 +144,7 @@ func TestFetch_decompressedBatchesKeepTheirFields(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		batch.ProducerID, batch.ProducerEpoch, batch.BaseSequence = 9, 2, 100
+		batch.ProducerID, batch.ProducerEpoch, batch.BaseSequence = 9, 2, 0
 		if _, err := b.part("t", 0).Append(&batch, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestFetch_decompressedBatchesKeepTheirFields(t *testing.T) {
 		}
 		next := int64(0)
 		for _, m := range got.batches {
-			if m.GetBaseOffset() != next || m.GetProducerId() != 9 || m.GetProducerEpoch() != 2 || m.GetBaseSequence() != 100+next ||
+			if m.GetBaseOffset() != next || m.GetProducerId() != 9 || m.GetProducerEpoch() != 2 || m.GetBaseSequence() != next ||
 				m.GetTimestampType() != runnelv1.TimestampType_TIMESTAMP_TYPE_LOG_APPEND_TIME || m.GetAppendTimeMs() != time.Now().UnixMilli() || m.GetLeaderEpoch() != 1 {
 				t.Errorf("batch at %d, want %d: %v", m.GetBaseOffset(), next, m.GetBaseSequence())
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcerr"
@@ -202,7 +203,7 @@ func (f *forwardProduce) append(w *forwardedWrite, now time.Time) {
 	case (errors.Is(err, partition.ErrUnknownEpoch) || errors.Is(err, partition.ErrNoLeader)) && now.Before(w.until):
 		f.park(w)
 		return
-	case errors.Is(err, partition.ErrCommitUncertain):
+	case errors.Is(err, partition.ErrCommitUncertain), errors.Is(err, producer.ErrStateLost):
 		f.free(w)
 		f.answer(w, err)
 		return
@@ -294,7 +295,7 @@ func (f *forwardProduce) response(w *forwardedWrite, err error) wire.ForwardProd
 		r.Error = f.svc.logs.item(err)
 	} else {
 		r.BaseOffset, r.LastOffset = int64(w.got.Base), int64(w.got.Last)
-		r.AppendTimeMs, r.LogStart = w.got.AppendTimeMs, int64(w.got.LogStart)
+		r.AppendTimeMs, r.LogStart, r.Duplicate = w.got.AppendTimeMs, int64(w.got.LogStart), w.got.Duplicate
 	}
 	return r
 }

@@ -187,7 +187,7 @@ func (p *produceSession) answer(c *produceCall) {
 	}
 	if len(c.parts) == 1 && c.parts[0].err == nil {
 		pt := c.parts[0]
-		r.Duplicate = pt.duplicate
+		r.Duplicate = pt.got.Duplicate
 		r.Partition, r.BaseOffset, r.LogStart = pt.key.number, int64(pt.got.Base), int64(pt.got.LogStart)
 		if pt.logAppendTime {
 			r.AppendTimeMs = pt.got.AppendTimeMs

@@ -54,8 +54,6 @@ type producePart struct {
 	parked bool // counted as waiting for its commit
 	// stored is true once the log has it.
 	stored bool
-	// duplicate is true when the leader had it before.
-	duplicate bool
 	// logAppendTime is true when the answer tells the leader's time.
 	logAppendTime bool
 	resolved      bool
@@ -229,7 +227,6 @@ func (b *callBook) unparkLocked(pt *producePart) {
 func (b *callBook) forwarded(pt *producePart, res router.Result) {
 	b.mu.Lock()
 	pt.got = res.Appended
-	pt.duplicate = res.Duplicate
 	err := res.Err
 	if err != nil && res.Stored && errors.Is(err, partition.ErrCommitUncertain) {
 		err = &uncertainError{cause: err, base: res.Appended.Base}

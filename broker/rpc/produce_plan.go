@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/partitioner"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // A planner finds out what of a request goes where. It is reused.
@@ -57,7 +59,9 @@ func (p *produceSession) check(c *produceCall) error {
 	case r.HasBatch && !r.HasPartition:
 		return refuse("a batch needs partition: the broker looks into records only")
 	case r.HasProducer:
-		return noIdempotence("producer is set")
+		if err := checkSequence(r); err != nil {
+			return err
+		}
 	}
 	c.timeout = defaultProduceTimeout
 	if r.HasTimeout {
@@ -66,6 +70,22 @@ func (p *produceSession) check(c *produceCall) error {
 	c.deadline = time.Now().Add(c.timeout)
 	c.batch = r.HasBatch
 	c.none = r.Acks == int32(runnelv1.Acks_ACKS_NONE)
+	return nil
+}
+
+// checkSequence says what is wrong with the producer of a request.
+func checkSequence(r *wire.ProduceRequest) error {
+	s := &r.Producer
+	switch {
+	case r.HasBatch:
+		return refuse("producer goes with records and text_records: a batch has its own producer_id, producer_epoch and base_sequence")
+	case !r.HasPartition:
+		return refuse("producer needs partition: a producer's sequences are counted in each partition by itself")
+	case s.ID < 1 || s.Epoch < 0:
+		return refuse("producer_id %d and producer_epoch %d are not what InitProducer gives: want an id of 1 or more, and an epoch of 0 or more", s.ID, s.Epoch)
+	case s.BaseSequence < 0 || s.BaseSequence > math.MaxInt64-record.MaxFrameSize:
+		return refuse("base_sequence is %d: want the number of records that this producer has written to this partition before, 0 at first", s.BaseSequence)
+	}
 	return nil
 }
 

@@ -62,7 +62,11 @@ func (p *produceSession) build(b *builder, i int) (record.Batch, error) {
 			return record.Batch{}, pl.recordIndex(err, i)
 		}
 	}
-	return b.Finish(record.CompressionNone, 0)
+	batch, err := b.Finish(record.CompressionNone, 0)
+	if s := &p.req.Producer; err == nil && p.req.HasProducer {
+		batch.ProducerID, batch.ProducerEpoch, batch.BaseSequence = record.ProducerID(s.ID), record.ProducerEpoch(s.Epoch), record.Sequence(s.BaseSequence)
+	}
+	return batch, err
 }
 
 // commit checks what depends on the request, and appends.
@@ -83,29 +87,16 @@ func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, b
 	if batch.Transactional {
 		return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
 	}
-	if batch.ProducerID != 0 {
-		return partition.Appended{}, noIdempotence("producer_id is %d", batch.ProducerID)
-	}
 	if err := checkTimes(t, batch, time.Now().UnixMilli()); err != nil {
 		return partition.Appended{}, err
 	}
 	got, err := part.Append(batch, epoch)
-	if err != nil {
-		return partition.Appended{}, err
+	if err != nil || got.Duplicate {
+		return got, err
 	}
 	s.metrics.producedRecords.Add(float64(batch.RecordCount))
 	s.metrics.producedBytes.Add(float64(batch.FrameSize()))
 	return got, nil
-}
-
-// noIdempotence says that sequences are not checked. To take a write that asks
-// for it would promise that a second copy is dropped.
-func noIdempotence(format string, args ...any) error {
-	return &logError{
-		kind: errUnsupported,
-		text: fmt.Sprintf(format, args...) + ": this server has no idempotent producers yet, and would store a write that is sent twice two times: " +
-			"leave out producer, or a batch's producer_id, producer_epoch and base_sequence, and let readers drop duplicates",
-	}
 }
 
 // The times a google.protobuf.Timestamp can have, in Unix milliseconds: those of

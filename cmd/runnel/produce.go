@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +20,9 @@ import (
 // maxLine is the longest record that any topic takes, and some room for what
 // is around it.
 const maxLine = 3584 << 10
+
+// closeGrace is for what is on its way when the time of records is up.
+const closeGrace = 250 * time.Millisecond
 
 // shownErrors bounds how many lines are reported one by one.
 const shownErrors = 10
@@ -158,7 +162,8 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	// What was read is delivered, also after an interrupt; another one ends
 	// that.
 	release()
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout)
+	// A little more than the records have: each then says what was in its way.
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout+closeGrace)
 	closing, again := interruptible(closing)
 	_ = p.Close(closing) // what it means shows in the outcomes
 	again()
@@ -277,14 +282,14 @@ func (l *loader) report(readErr error) error {
 	defer l.mu.Unlock()
 	acked, bad := l.acked.Load(), l.failed+l.unknown
 	if bad > shownErrors {
-		fmt.Fprintf(l.app.err, "runnel: and %d lines more\n", bad-shownErrors)
+		fmt.Fprintf(l.app.err, "runnel: and %s more\n", counted(bad-shownErrors, "line"))
 	}
 	if readErr == nil && bad == 0 {
 		if l.app.format == "json" {
 			return l.app.printJSON(map[string]int64{"acknowledged": acked, "failed": 0, "unknown": 0})
 		}
 		if interactive(l.app.err) {
-			fmt.Fprintf(l.app.err, "%d records acknowledged\n", acked)
+			fmt.Fprintf(l.app.err, "%s acknowledged\n", counted(acked, "record"))
 		}
 		return nil
 	}
@@ -293,7 +298,7 @@ func (l *loader) report(readErr error) error {
 			return err
 		}
 	}
-	text := fmt.Sprintf("%d records were acknowledged, %d failed and are not stored, %d may or may not be stored", acked, l.failed, l.unknown)
+	text := fmt.Sprintf("records acknowledged: %d; failed, and not stored: %d; of unknown outcome, maybe stored: %d", acked, l.failed, l.unknown)
 	switch {
 	case readErr != nil:
 		return fmt.Errorf("%w: %s", readErr, text)

@@ -118,7 +118,8 @@ func (a *app) explain(err error) string {
 	case errors.Is(err, client.ErrTopicNotFound):
 		hint = "See the topics there are with: " + a.typed("topic list") + "\nor create it with: " + a.typed("topic create NAME")
 	case errors.Is(err, context.DeadlineExceeded):
-		hint = fmt.Sprintf("It did not end within %v: see %s, or wait longer with --timeout.", a.timeout, a.typed("cluster health"))
+		hint = fmt.Sprintf("It did not end within %v, asked at %s: see %s, ask another broker with --brokers, or wait longer with --timeout.",
+			a.timeout, strings.Join(a.brokers, ", "), a.typed("cluster health"))
 	}
 	if errors.Is(err, client.ErrOutcomeUnknown) {
 		hint = strings.TrimSpace("Whether it was done is unknown: look before you do it again.\n" + hint)

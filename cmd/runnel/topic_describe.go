@@ -70,6 +70,10 @@ func present[N ~int32 | ~int64](v N) *N {
 func (a *app) topicDescribe() *cobra.Command {
 	return &cobra.Command{
 		Use: "describe NAME", Short: "Show a topic's configuration, partitions, offsets and sizes", Args: args("NAME"),
+		Long: `Shows a topic's configuration, and of each partition who leads, which replicas
+there are and are in sync (isr), the offsets it begins at, is committed up to
+and ends at, and its size on the leader's disk. It fails when a partition
+could not be asked, and shows why.`,
 		Example: "  runnel topic describe orders\n  runnel topic describe orders --format json",
 		RunE: func(c *cobra.Command, names []string) error {
 			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {
@@ -84,13 +88,39 @@ func (a *app) topicDescribe() *cobra.Command {
 				if d.Err != nil {
 					return fmt.Errorf("describe topic %q: %w", names[0], d.Err)
 				}
+				show := a.printTopic
 				if a.format == "json" {
-					return a.printJSON(describeView(d))
+					show = func(d client.TopicDescription) error { return a.printJSON(describeView(d)) }
 				}
-				return a.printTopic(d)
+				if err := show(d); err != nil {
+					return err
+				}
+				return incomplete(d)
 			})
 		},
 	}
+}
+
+// incomplete is errQuiet when not all could be told of a topic: what is missing
+// has been shown.
+func incomplete(d client.TopicDescription) error {
+	for i := range d.Partitions {
+		if missing(&d.Partitions[i]) != "" {
+			return errQuiet
+		}
+	}
+	return nil
+}
+
+// missing says why a partition's offsets are not known; "" when they are.
+func missing(p *client.PartitionDescription) string {
+	switch {
+	case p.Err != nil:
+		return p.Err.Error()
+	case p.LogEnd < 0:
+		return fmt.Sprintf("broker %d, which leads it, did not answer in time", p.Leader)
+	}
+	return ""
 }
 
 func describeView(d client.TopicDescription) topicDetailView {
@@ -105,15 +135,11 @@ func describeView(d client.TopicDescription) topicDetailView {
 }
 
 func viewPartition(p *client.PartitionDescription) partitionView {
-	text := ""
-	if p.Err != nil {
-		text = p.Err.Error()
-	}
 	return partitionView{
 		Partition: p.Partition, Leader: present(p.Leader), LeaderEpoch: p.LeaderEpoch, PartitionEpoch: p.PartitionEpoch,
 		Replicas: never(p.Replicas), ISR: never(p.ISR), ELR: never(p.ELR), MinISR: p.MinISR,
 		LogStart: present(p.LogStart), HighWatermark: present(p.HighWatermark), LogEnd: present(p.LogEnd),
-		SizeBytes: present(p.Size), Segments: present(p.Segments), Error: text,
+		SizeBytes: present(p.Size), Segments: present(p.Segments), Error: missing(p),
 	}
 }
 
@@ -133,9 +159,9 @@ func (a *app) printTopic(d client.TopicDescription) error {
 	if err := table(a.out, "partition leader epoch replicas isr start committed end size segments", rows); err != nil {
 		return err
 	}
-	for _, p := range d.Partitions {
-		if p.Err != nil {
-			fmt.Fprintf(a.out, "partition %d: %v\n", p.Partition, p.Err)
+	for i := range d.Partitions {
+		if why := missing(&d.Partitions[i]); why != "" {
+			fmt.Fprintf(a.out, "partition %d: %s\n", d.Partitions[i].Partition, why)
 		}
 	}
 	fmt.Fprintln(a.out)

@@ -28,6 +28,7 @@ const (
 	counters   = "counters"
 	cluster    = "cluster"
 	controller = "controller"
+	producers  = "producer-ids"
 )
 
 // Path returns where an object is kept, below the cluster's prefix.
@@ -47,6 +48,8 @@ func Path(k state.Key) string {
 		return cluster
 	case state.KindController:
 		return controller
+	case state.KindProducerIDs:
+		return producers
 	default:
 		panic(fmt.Sprintf("encoding: no path for kind %d", k.Kind))
 	}
@@ -61,6 +64,8 @@ func ParsePath(path string) (state.Key, error) {
 		return state.Key{Kind: state.KindCluster}, nil
 	case controller:
 		return state.Key{Kind: state.KindController}, nil
+	case producers:
+		return state.Key{Kind: state.KindProducerIDs}, nil
 	}
 	if rest, ok := strings.CutPrefix(path, brokers); ok {
 		id, err := strconv.ParseInt(rest, 10, 32)
@@ -107,6 +112,8 @@ func Record(o state.Object) proto.Message {
 		return Partition(o)
 	case *state.Counters:
 		return &controllerv1.CountersRecord{BrokerEpoch: o.BrokerEpoch, ControllerEpoch: o.ControllerEpoch, FeatureLevel: o.FeatureLevel}
+	case *state.ProducerIDs:
+		return &controllerv1.ProducerIdsRecord{NextProducerId: o.Next}
 	case *state.Cluster:
 		return &controllerv1.ClusterRecord{ClusterId: o.ID.String()}
 	case *state.Controller:
@@ -158,6 +165,12 @@ func unmarshal(k state.Key, value []byte, rev state.Revision) (state.Object, err
 	case state.KindCounters:
 		r, err := read[controllerv1.CountersRecord](value)
 		return &state.Counters{BrokerEpoch: r.GetBrokerEpoch(), ControllerEpoch: r.GetControllerEpoch(), FeatureLevel: r.GetFeatureLevel(), Revision: rev}, err
+	case state.KindProducerIDs:
+		r, err := read[controllerv1.ProducerIdsRecord](value)
+		if err == nil && r.GetNextProducerId() < 1 {
+			err = fmt.Errorf("next producer id %d", r.GetNextProducerId())
+		}
+		return &state.ProducerIDs{Next: r.GetNextProducerId(), Revision: rev}, err
 	case state.KindCluster:
 		r, err := read[controllerv1.ClusterRecord](value)
 		if err != nil {

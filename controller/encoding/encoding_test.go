@@ -39,7 +39,7 @@ func anyObject() *rapid.Generator[state.Object] {
 		rev := state.Revision(rapid.Int64Min(1).Draw(t, "revision"))
 		n, m := rapid.Int64Min(1).Draw(t, "n"), rapid.Int32Min(0).Draw(t, "m")
 		text, id, id2 := rapid.StringN(1, 9, -1).Draw(t, "text"), anyUUID().Draw(t, "id"), anyUUID().Draw(t, "id2")
-		switch rapid.IntRange(0, 6).Draw(t, "kind") {
+		switch rapid.IntRange(0, 7).Draw(t, "kind") {
 		case 0:
 			return &state.Broker{
 				ID: state.BrokerID(m), Incarnation: id, DirectoryID: id2, Epoch: n, Phase: state.BrokerPhase(rapid.IntRange(1, 3).Draw(t, "phase")),
@@ -62,6 +62,8 @@ func anyObject() *rapid.Generator[state.Object] {
 			}
 		case 4:
 			return &state.Counters{BrokerEpoch: n, ControllerEpoch: n, FeatureLevel: m, Revision: rev}
+		case 6:
+			return &state.ProducerIDs{Next: n, Revision: rev}
 		case 5:
 			return &state.Cluster{ID: id, Revision: rev}
 		default:

@@ -73,6 +73,7 @@ func Rules() []rpcerr.Rule {
 		{Err: active.ErrEnded, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: store.ErrFenced, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},
 		{Err: store.ErrConflict, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_CONFLICT},
+		{Err: state.ErrNoProducerIDs, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_OVERLOADED},
 		{Err: store.ErrFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_METADATA_STORE_FULL, OutcomeUnknown: true},
 	}
 }

@@ -75,6 +75,8 @@ func (b *bench) modified(k Key) Revision {
 		}
 	case KindCounters:
 		return b.Counters().Revision
+	case KindProducerIDs:
+		return b.ProducerIDs().Revision
 	case KindCluster, KindController:
 		return 0
 	}

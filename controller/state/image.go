@@ -21,6 +21,7 @@ type Image struct {
 	cluster    *Cluster
 	controller *Controller
 	counters   *Counters
+	producers  *ProducerIDs
 	brokers    map[BrokerID]*Broker
 	topics     map[uuid.UUID]*topic
 	names      map[string]*Name
@@ -228,6 +229,8 @@ func (i *Image) Apply(rev Revision, updates []Update) Delta {
 		case KindPartition:
 		case KindCounters:
 			i.counters, _ = u.Object.(*Counters)
+		case KindProducerIDs:
+			i.producers, _ = u.Object.(*ProducerIDs)
 		case KindCluster:
 			i.cluster, _ = u.Object.(*Cluster)
 		case KindController:

@@ -34,6 +34,7 @@ const (
 	KindCounters
 	KindCluster
 	KindController
+	KindProducerIDs
 )
 
 // A Key names an object. Fields that its kind has no use for are zero.
@@ -230,6 +231,20 @@ func (c *Counters) Key() Key { return Key{Kind: KindCounters} }
 func (c *Counters) Modified() Revision { return c.Revision }
 
 func (c *Counters) at(rev Revision) Object { d := *c; d.Revision = rev; return &d }
+
+// ProducerIDs says which producer ids were given away.
+type ProducerIDs struct {
+	Next     int64 // the lowest that was not
+	Revision Revision
+}
+
+// Key implements Object.
+func (p *ProducerIDs) Key() Key { return Key{Kind: KindProducerIDs} }
+
+// Modified implements Object.
+func (p *ProducerIDs) Modified() Revision { return p.Revision }
+
+func (p *ProducerIDs) at(rev Revision) Object { c := *p; c.Revision = rev; return &c }
 
 // A Cluster is the cluster's identity.
 type Cluster struct {

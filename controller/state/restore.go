@@ -20,6 +20,10 @@ func Restored(o Object) Object {
 		c.BrokerEpoch += restoreJump
 		c.ControllerEpoch += restoreJump
 		return &c
+	case *ProducerIDs:
+		c := *o
+		c.Next += restoreJump * ProducerIDBlock
+		return &c
 	case *Partition:
 		p := o.clone()
 		p.Leader, p.ISR, p.ELR, p.LastKnown = NoLeader, nil, nil, slices.Clone(p.Replicas)

@@ -139,7 +139,7 @@ func (i *Image) newTopic(n NewTopic, d Defaults) (*Topic, error) {
 	}
 	if t.ReplicationFactor < 1 || int(t.ReplicationFactor) > usable {
 		return nil, refuse(ErrInvalidFactor,
-			fmt.Sprintf("replication factor %d: it must be from 1 to the number of usable brokers, %d at present", t.ReplicationFactor, usable),
+			fmt.Sprintf("replication factor %d: it must be from 1 to the number of usable brokers, %d at present%s", t.ReplicationFactor, usable, i.unusable()),
 			"asked", itoa(t.ReplicationFactor), "available", itoa(usable))
 	}
 	return t, checkConfig(t)
@@ -165,6 +165,25 @@ func checkConfig(t *Topic) error {
 // usable returns the brokers that can be given replicas.
 func (i *Image) usable() []placement.Broker {
 	return slices.DeleteFunc(i.loads(), func(b placement.Broker) bool { return b.Closed })
+}
+
+// unusable names the brokers that can be given none, for an error; "" when there are none.
+func (i *Image) unusable() string {
+	var closed []int32
+	for _, b := range i.loads() {
+		if b.Closed {
+			closed = append(closed, b.ID)
+		}
+	}
+	if len(closed) == 0 {
+		return ""
+	}
+	slices.Sort(closed)
+	var names []string
+	for _, id := range closed {
+		names = append(names, itoa(id))
+	}
+	return "; not in service: broker " + strings.Join(names, ", ")
 }
 
 // loads returns all brokers with what they hold; closed are those that can be given nothing.
@@ -328,7 +347,7 @@ func (i *Image) AddPartitions(r Ref, total, limit int32) (*Topic, [][]Change, er
 	}
 	if usable := len(i.usable()); usable < int(t.ReplicationFactor) {
 		return nil, nil, refuse(ErrInvalidFactor,
-			fmt.Sprintf("topic %s has replication factor %d: only %d brokers are usable at present", r.Name, t.ReplicationFactor, usable),
+			fmt.Sprintf("topic %s has replication factor %d: only %d brokers are usable at present%s", r.Name, t.ReplicationFactor, usable, i.unusable()),
 			"asked", itoa(t.ReplicationFactor), "available", itoa(usable))
 	}
 	next := t.clone()

@@ -53,7 +53,7 @@ func TestBackup_is_restored_far_ahead_of_what_may_have_happened_since(t *testing
 		_, from := filled(t, 300)
 		var file bytes.Buffer
 		info, err := from.Backup(t.Context(), &file)
-		if err != nil || info.Objects != 305 || info.Revision == 0 {
+		if err != nil || info.Objects != 306 || info.Revision == 0 {
 			t.Fatalf("%+v, %v", info, err)
 		}
 		objects, err := store.ReadBackup(&file)
@@ -70,7 +70,7 @@ func TestBackup_is_restored_far_ahead_of_what_may_have_happened_since(t *testing
 			return storetest.FaultNone
 		})
 		to := store.New(kv, "d")
-		if info, err = to.Restore(t.Context(), objects); err != nil || info.Objects != 304 {
+		if info, err = to.Restore(t.Context(), objects); err != nil || info.Objects != 305 {
 			t.Fatalf("%+v, %v", info, err)
 		}
 		var again bytes.Buffer
@@ -81,6 +81,7 @@ func TestBackup_is_restored_far_ahead_of_what_may_have_happened_since(t *testing
 		if err != nil {
 			t.Fatal(err)
 		}
+		ids := 0
 		for _, o := range restored {
 			switch o := o.(type) {
 			case *state.Broker:
@@ -89,11 +90,19 @@ func TestBackup_is_restored_far_ahead_of_what_may_have_happened_since(t *testing
 				if o.BrokerEpoch < 1<<20 || o.ControllerEpoch < 1<<20 || o.FeatureLevel != 1 {
 					t.Errorf("counters %+v", o)
 				}
+			case *state.ProducerIDs:
+				ids++
+				if o.Next < 1000<<20 {
+					t.Errorf("producer ids from %d on may be given again", o.Next)
+				}
 			case *state.Partition:
 				if o.Leader != state.NoLeader || len(o.ISR)+len(o.ELR) > 0 || !slices.Equal(o.LastKnown, o.Replicas) || o.LeaderEpoch < 1<<20 || o.PartitionEpoch < 1<<20 || !slices.Equal(o.LossyEpochs, []int64{2}) {
 					t.Fatalf("partition %+v", o)
 				}
 			}
+		}
+		if ids != 1 {
+			t.Errorf("%d records of producer ids", ids)
 		}
 		id1, err1 := from.ClusterID(t.Context(), uuid.New(), false)
 		id2, err2 := to.ClusterID(t.Context(), uuid.New(), false)

@@ -194,8 +194,10 @@ const firstFeatureLevel = 1
 // ClusterID returns the id of the cluster that the store holds. If there is none, it makes one with id when bootstrap is true,
 // and returns ErrNoCluster when it is not.
 func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap bool) (uuid.UUID, error) {
-	cluster, counters := &state.Cluster{ID: id}, &state.Counters{FeatureLevel: firstFeatureLevel}
-	writes, err := s.writes([]state.Change{{Key: cluster.Key(), Object: cluster}, {Key: counters.Key(), Object: counters}})
+	cluster, counters, producers := &state.Cluster{ID: id}, &state.Counters{FeatureLevel: firstFeatureLevel}, &state.ProducerIDs{Next: 1}
+	writes, err := s.writes([]state.Change{
+		{Key: cluster.Key(), Object: cluster}, {Key: counters.Key(), Object: counters}, {Key: producers.Key(), Object: producers},
+	})
 	if err != nil {
 		return uuid.Nil, err
 	}

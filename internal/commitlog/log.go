@@ -44,9 +44,10 @@ type Log struct {
 	bytesRead atomic.Int64
 	closed    atomic.Bool
 
-	// writing is held by who changes the log, and guards writer.
-	writing turn
-	writer  writer
+	// writing is held by who changes the log, and guards writer and producers.
+	writing   turn
+	writer    writer
+	producers producerFiles
 	// syncing is held by who syncs, or shortens what a sync would cover.
 	syncing turn
 	group   syncGroup
@@ -103,6 +104,7 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	l := &Log{
 		fs: fsys, dir: dir, failed: opts.Failed, now: opts.Now, idle: opts.Idle,
 		writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
+		producers: producerFiles{owner: cfg.Producers, every: producersEvery},
 	}
 	if l.failed == nil {
 		l.failed = NewFailure()
@@ -269,6 +271,9 @@ func (l *Log) StartEpoch(e record.Epoch) error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	if err := l.freshProducers(); err != nil {
+		return err
+	}
 	return l.startEpochLocked(e, l.End())
 }
 
@@ -397,6 +402,9 @@ func (l *Log) Close() error {
 	}
 	if err == nil {
 		err = l.Checkpoint()
+	}
+	if err == nil {
+		err = l.saveProducers(false)
 	}
 	// Who waits for one of these turns finds the log closed, and writes to
 	// no file that is not its any more.

@@ -32,6 +32,9 @@ func (l *Log) Append(b *record.Batch, epoch record.Epoch, tt record.TimestampTyp
 	if err := l.usable(); err != nil {
 		return Appended{}, err
 	}
+	if err := l.freshProducers(); err != nil {
+		return Appended{}, err
+	}
 	cfg := l.config.Load()
 	size := b.FrameSize()
 	if size > cfg.MaxBatchBytes {
@@ -69,6 +72,9 @@ func (l *Log) AppendFrames(frames []byte) (next record.Offset, err error) {
 	defer l.writing.give()
 
 	if err := l.usable(); err != nil {
+		return l.End(), err
+	}
+	if err := l.freshProducers(); err != nil {
 		return l.End(), err
 	}
 	if err := l.checkFrames(frames); err != nil {
@@ -151,6 +157,7 @@ func (l *Log) admit(s *segment, h *record.Header, pos int64, size int) {
 	}
 	l.writer.lastAppendMs = max(l.writer.lastAppendMs, h.AppendTimeMs)
 	l.setEnd(h.NextOffset())
+	l.applyProducers(h, size)
 }
 
 // write puts b at pos, the segment's end, or leaves the segment as it was.
@@ -254,7 +261,7 @@ func (l *Log) rollLocked() error {
 	next := *v
 	next.segments = slices.Concat(v.segments, []*segment{s})
 	l.view.Store(&next)
-	return nil
+	return l.saveProducers(false)
 }
 
 // createSegment makes an empty segment and holds its file. A leftover of its

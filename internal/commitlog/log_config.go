@@ -69,6 +69,9 @@ type Config struct {
 	Flush FlushMode
 	// FlushInterval is how often the root syncs the log. Default 1 s.
 	FlushInterval time.Duration
+	// Producers, when not nil, is kept in step with the log. It is looked at
+	// when the log is opened, and not later.
+	Producers Producers
 }
 
 // withDefaults returns c with its zero fields filled in and the caps applied.
@@ -141,9 +144,15 @@ const (
 	// EventEpochsRebuilt: the leader epochs were missing or damaged, and were
 	// made anew from the batches.
 	EventEpochsRebuilt
+	// EventProducersRebuilt: a snapshot of the producers was damaged; an older
+	// one, or the batches themselves, said the same.
+	EventProducersRebuilt
 	// EventCheckpointLost: there are segments and no checkpoint that can be
 	// read.
 	EventCheckpointLost
+	// EventLabelRewritten: the file that holds a topic's name was damaged or
+	// held another one, and was written anew.
+	EventLabelRewritten
 )
 
 // String returns the kind in lower-case words, fit for a log line.
@@ -161,8 +170,12 @@ func (k EventKind) String() string {
 		return "envelope repaired"
 	case EventEpochsRebuilt:
 		return "leader epochs rebuilt"
+	case EventProducersRebuilt:
+		return "producers rebuilt"
 	case EventCheckpointLost:
 		return "checkpoint lost"
+	case EventLabelRewritten:
+		return "topic label rewritten"
 	default:
 		return fmt.Sprintf("event %d", uint8(k))
 	}

@@ -33,6 +33,10 @@ func (l *Log) TruncateTo(o record.Offset) error {
 			return fmt.Errorf("truncate %s to %d: %w", l.dir, o, err)
 		}
 	}
+	// What can't be read now is read before the next append.
+	if err := l.freshProducers(); errors.Is(err, ErrFailed) {
+		return err
+	}
 	list := l.epochs.Load().cut(min(o, l.End()))
 	if len(list) != len(*l.epochs.Load()) {
 		l.epochs.Store(&list)
@@ -154,6 +158,7 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 	last.maxTimestamp.Store(c.maxTimestamp)
 	last.firstAppend.Store(c.firstAppend)
 	last.lastAppend.Store(c.lastAppend)
+	last.next.Store(int64(c.end))
 	last.known.Store(true)
 	l.view.Store(&view{
 		segments: v.segments[: keep+1 : keep+1], start: v.start, damage: clampRanges(v.damage, v.start, end),
@@ -174,6 +179,12 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 		h.file.release()
 	}
 	if err := l.unlink(v.segments[keep+1:]); err != nil {
+		return err
+	}
+	l.producers.stale = l.producers.owner != nil
+	// Their absence is durable with that of the segments, before another batch
+	// can have one of their offsets.
+	if err := l.dropProducers(func(s snapshot) bool { return s.at > end }); err != nil {
 		return err
 	}
 	if err := l.shortenSegment(last, c.pos); err != nil {
@@ -292,6 +303,13 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	}
 	if err := l.unlink(v.segments); err != nil {
 		return err
+	}
+	if err := l.dropProducers(func(snapshot) bool { return true }); err != nil {
+		return err
+	}
+	if p := &l.producers; p.owner != nil {
+		p.owner.Reset()
+		p.stale, p.since = false, 0
 	}
 	if err := l.removeKept(); err != nil {
 		return err

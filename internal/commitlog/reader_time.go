@@ -10,7 +10,9 @@ import (
 // OffsetForTime returns the smallest offset, from the log start up to but
 // without end, whose record's timestamp is ms or later, and that timestamp,
 // in Unix milliseconds. Timestamps need not be in order. found is false when
-// there is none.
+// there is none. Where records before the answer are gone or damaged, and one
+// of them could have been it, the error is a [CorruptError] that says where
+// sound ones go on. The other errors are those of Read.
 func (l *Log) OffsetForTime(ms int64, end record.Offset) (off record.Offset, tsMs int64, found bool, err error) {
 	err = l.retry(func() error {
 		off, tsMs, found, err = l.offsetForTime(ms, end)
@@ -25,6 +27,7 @@ func (l *Log) offsetForTime(ms int64, end record.Offset) (off record.Offset, tsM
 	if v.start >= end {
 		return 0, 0, false, nil
 	}
+	q := timeQuery{ms: ms, start: v.start, end: end}
 	for i, s := range v.segments {
 		if s.base >= end {
 			break
@@ -32,16 +35,51 @@ func (l *Log) offsetForTime(ms int64, end record.Offset) (off record.Offset, tsM
 		if err := s.learn(l); err != nil {
 			return 0, 0, false, l.missing(err, v, i)
 		}
-		if s.maxTimestamp.Load() < ms {
-			continue
+		if s.maxTimestamp.Load() >= ms {
+			off, tsMs, found, err = l.searchTime(v, i, &q)
+			if found || err != nil {
+				break
+			}
+			// Its late record is below the log start, or not below the end.
 		}
-		q := timeQuery{ms: ms, start: v.start, end: end}
-		if off, tsMs, found, err = l.searchTime(v, i, &q); found || err != nil {
-			return off, tsMs, found, err
+		if err := l.hole(v, i, end); err != nil {
+			return 0, 0, false, err
 		}
-		// Its late record is below the log start, or not below the end.
 	}
-	return 0, 0, false, nil
+	if err != nil {
+		return 0, 0, false, err
+	}
+	if found {
+		end = off
+	}
+	if err := v.damagedBefore(end); err != nil {
+		return 0, 0, false, err
+	}
+	return off, tsMs, found, nil
+}
+
+// hole is the error for offsets below end that should follow segment i, and are
+// in no segment.
+func (l *Log) hole(v *view, i int, end record.Offset) error {
+	next := max(record.Offset(v.segments[i].next.Load()), v.start)
+	if i+1 == len(v.segments) || next >= v.segments[i+1].base || next >= end {
+		return nil
+	}
+	if l.End() < end {
+		return errRetry // a truncation is under way, which lowers the end before the rest
+	}
+	return l.corruptError(v, i, v.segments[i].size.Load(), next, "no segment has them")
+}
+
+// damagedBefore is the error for offsets below end that recovery could not
+// read: nobody knows their times.
+func (v *view) damagedBefore(end record.Offset) error {
+	for _, r := range v.damage {
+		if from := max(r.From, v.start); from < min(r.To, end) {
+			return &CorruptError{Path: v.segments[v.find(from)].file.path, Offset: from, NextOffset: r.To, What: "found at recovery"}
+		}
+	}
+	return nil
 }
 
 type timeQuery struct {

@@ -52,6 +52,8 @@ type recovery struct {
 	fileSize map[*segment]int64
 	// leftovers are files to remove.
 	leftovers []string
+	// snapshots are the offsets of those of the producers, in order.
+	snapshots []record.Offset
 
 	// mark is the durable mark: what is bad at or above it is cut, below it
 	// is damage. unknownMark when there is no checkpoint.
@@ -113,7 +115,11 @@ func (l *Log) open(clean bool) (Recovery, error) {
 	}
 	r.judge()
 	r.report.Clean = sound
+	r.surveyProducers(r.next)
 	if err := r.apply(); err != nil {
+		return Recovery{}, err
+	}
+	if err := l.restoreProducers(); err != nil {
 		return Recovery{}, err
 	}
 	r.report.BytesRead = l.bytesRead.Load()
@@ -135,6 +141,9 @@ func (r *recovery) survey() (err error) {
 	for _, e := range entries {
 		if base, ok := parseSegmentName(e.Name, indexSuffix); ok {
 			indexes[base] = e.Size
+		}
+		if at, ok := parseSegmentName(e.Name, producersSuffix); ok && !e.IsDir {
+			r.snapshots = append(r.snapshots, at)
 		}
 		if strings.HasSuffix(e.Name, vfs.TempSuffix) {
 			r.leftovers = append(r.leftovers, e.Name)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -145,7 +146,11 @@ func TestRecovery_damageIsRememberedAndHealed(t *testing.T) {
 		if diff := cmp.Diff(want, rec.Damage); diff != "" || rec.Suspicion == NotSuspect || rec.End != h.m.end {
 			t.Fatalf("%s\n%+v", diff, rec)
 		}
-		_, err := h.log.Read(make([]byte, 4096), victim.base, h.m.end)
+		_, _, _, err := h.log.OffsetForTime(math.MaxInt64, h.m.end)
+		if c, ok := errors.AsType[*CorruptError](err); !ok || c.Offset != victim.base || c.NextOffset != victim.last+1 {
+			t.Fatalf("a lookup by time: %v", err)
+		}
+		_, err = h.log.Read(make([]byte, 4096), victim.base, h.m.end)
 		if c, ok := errors.AsType[*CorruptError](err); !ok || c.NextOffset != victim.last+1 {
 			t.Fatalf("read of the damage: %v", err)
 		}
@@ -427,6 +432,23 @@ func TestRead_missingSegment(t *testing.T) {
 			}
 			if _, err := l.Read(make([]byte, 4096), gone.To-1, gone.To); !errors.Is(err, ErrCorrupt) {
 				t.Fatalf("%s: the last of them: %v", name, err)
+			}
+			// A lookup by time does not skip them either, unless the answer is before them.
+			first := h.m.batches[0]
+			if off, _, found, err := l.OffsetForTime(first.times[0], h.m.end); err != nil || !found || off != first.base {
+				t.Fatalf("%s: an earlier time: %d, %v, %v", name, off, found, err)
+			}
+			later := int64(0) // than all that is before them
+			for _, b := range h.m.batches {
+				if b.base < gone.From {
+					later = max(later, slices.Max(b.times)+1)
+				}
+			}
+			for _, ms := range []int64{later, math.MaxInt64} {
+				_, _, _, err := l.OffsetForTime(ms, h.m.end)
+				if c, ok := errors.AsType[*CorruptError](err); !ok || c.Offset != gone.From || c.NextOffset != gone.To {
+					t.Fatalf("%s: time %d: %v", name, ms, err)
+				}
 			}
 			if diff := cmp.Diff([]Range{gone}, l.Damage()); diff != "" {
 				t.Fatalf("%s: damage:\n%s", name, diff)

@@ -52,6 +52,7 @@ func (r *recovery) trust() (bool, error) {
 func (r *recovery) start(s *segment, e entry) {
 	s.size.Store(e.pos)
 	s.maxTimestamp.Store(e.maxTimestamp)
+	s.next.Store(int64(e.offset))
 	r.next = e.offset
 }
 

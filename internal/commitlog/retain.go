@@ -129,6 +129,11 @@ func (l *Log) deleteBefore(o record.Offset) (removed int, err error) {
 		first++
 	}
 	gone := v.segments[:first]
+	if first > 0 {
+		if err := l.keepProducers(v.segments[first].base); err != nil {
+			return 0, err
+		}
+	}
 	if err := l.raiseStart(&view{
 		segments: v.segments[first:], start: o, damage: clampRanges(v.damage, o, maxOffset),
 	}); err != nil {
@@ -137,7 +142,8 @@ func (l *Log) deleteBefore(o record.Offset) (removed int, err error) {
 	if err := l.unlink(gone); err != nil {
 		return 0, err
 	}
-	return len(gone), nil
+	base := v.segments[first].base
+	return len(gone), l.dropProducers(func(s snapshot) bool { return s.at < base })
 }
 
 // raiseStart makes a higher log start durable and then shows it. Only after

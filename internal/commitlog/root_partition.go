@@ -112,8 +112,8 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	case err == nil && !info.IsDir:
 		return nil, Recovery{}, lost(errors.New("it is a file"))
 	}
-	if err := r.prepareTopic(id.Topic, name); err != nil {
-		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrForeign) {
+	if err := r.prepareTopic(id, name); err != nil {
+		if errors.Is(err, ErrForeign) {
 			err = lost(err)
 		}
 		return nil, Recovery{}, err
@@ -156,27 +156,40 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config, made bool) (*Log,
 	return log, rec, nil
 }
 
-// prepareTopic sees to it that the topic's directory is there and says the
-// topic's name. A missing file is written anew: the name is only a label.
-func (r *Root) prepareTopic(topic uuid.UUID, name string) error {
+// prepareTopic sees to it that the directory of a partition's topic is there
+// and says the topic's name. The name is only a label: a file that is missing,
+// damaged or of another name is written anew, and one that cannot be written
+// for want of room keeps no records from being read. Only one of another topic's
+// id is a reason to keep away: what lies beside it may be that topic's.
+func (r *Root) prepareTopic(id PartitionID, name string) error {
 	r.notes.take()
 	defer r.notes.give()
 
-	dir := r.topicDir(topic)
-	found, err := readTopicFile(r.fs, dir, topic)
+	dir := r.topicDir(id.Topic)
+	path := filepath.Join(dir, topicFileName)
+	found, err := readTopicFile(r.fs, dir, id.Topic)
+	why := ""
 	switch {
 	case err == nil && found == name:
 		return nil
 	case err == nil:
-		return fmt.Errorf("%w: %s says that the topic's name is %q, and it is %q",
-			ErrForeign, filepath.Join(dir, topicFileName), found, name)
+		why = fmt.Sprintf("it said that the topic's name is %q", found)
+	case errors.Is(err, ErrDamaged):
+		why = err.Error()
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	if err := r.failure.Check(vfs.MkdirAllSynced(r.fs, dir)); err != nil {
 		return err
 	}
-	return r.failure.Check(vfs.WriteFileAtomic(r.fs, filepath.Join(dir, topicFileName), encodeTopicFile(topic, name)))
+	err = r.failure.Check(vfs.WriteFileAtomic(r.fs, path, encodeTopicFile(id.Topic, name)))
+	if vfs.IsTransient(err) {
+		return nil // it is tried again at the next opening
+	}
+	if err == nil && why != "" && r.opts.OnEvent != nil {
+		r.opts.OnEvent(id, Event{Kind: EventLabelRewritten, Path: path, Detail: why})
+	}
+	return err
 }
 
 // A PartitionSpec is what [Root.OpenPartition] needs to open one.

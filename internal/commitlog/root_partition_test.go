@@ -98,23 +98,6 @@ func TestRoot_OpenPartition_lost(t *testing.T) {
 			},
 			create: true, is: commitlog.ErrForeign, says: dir + "/topic",
 		},
-		"another name": {
-			harm: func(t *testing.T, m *vfs.Mem, _ *vfs.Fault) {
-				t.Helper()
-				r := openRoot(t, m, rootOptions(func(o *commitlog.RootOptions) { o.BrokerID = 1 }))
-				rootMust(t, m.Remove(dir+"/topic"))
-				_, _, err := r.OpenPartition(topicA, "other", 0, commitlog.Config{}, false)
-				rootMust(t, err, r.Close(1))
-			},
-			is: commitlog.ErrForeign, says: `"other"`,
-		},
-		"damaged name": {
-			harm: func(t *testing.T, m *vfs.Mem, _ *vfs.Fault) {
-				t.Helper()
-				rewrite(t, m, dir+"/topic", func(b []byte) []byte { b[len(b)/2] ^= 4; return b })
-			},
-			create: true, is: commitlog.ErrDamaged, says: dir + "/topic",
-		},
 		"unreadable": {
 			harm: func(_ *testing.T, _ *vfs.Mem, f *vfs.Fault) {
 				f.Inject(vfs.Rule{Ops: vfs.OpReadDir, Path: topicA.String() + "/0", Err: syscall.EIO, Times: -1})
@@ -147,24 +130,58 @@ func TestRoot_OpenPartition_lost(t *testing.T) {
 	}
 }
 
-// The name is a label: without it the records are still the topic's.
-func TestRoot_OpenPartition_writesAMissingNameAnew(t *testing.T) {
-	m := vfs.NewMem()
-	r := openRoot(t, m, rootOptions())
-	log, _ := openPartition(t, r, topicA, 0, true)
-	mustAppend(t, log, "a")
-	closeRoot(t, r, 1)
-	rootMust(t, m.Remove(rootDir+"/"+topicA.String()+"/topic"))
-	r = openRoot(t, m, rootOptions())
-	if p := r.Partitions(); len(p) != 1 || p[0].Topic != "" || p[0].Err != nil {
-		t.Errorf("partitions %+v", p)
-	}
-	log, _ = openPartition(t, r, topicA, 0, false)
-	if got := mustRead(t, log); !slices.Equal(got, []string{"a"}) {
-		t.Errorf("records %q", got)
-	}
-	if got := openRoot(t, powerCut(m, 1, 0), rootOptions()).Partitions(); got[0].Topic != "topic-a" {
-		t.Errorf("after a power cut the name is %q", got[0].Topic)
+// The name is a label: without it, with a damaged one or another one the
+// records are still the topic's. A full disk only puts off writing it anew.
+func TestRoot_OpenPartition_writesTheNameAnew(t *testing.T) {
+	label := rootDir + "/" + topicA.String() + "/topic"
+	for name, c := range map[string]struct {
+		harm  func(*testing.T, *vfs.Mem)
+		found string // the name as it is found
+		told  bool
+	}{
+		"missing": {func(t *testing.T, m *vfs.Mem) { t.Helper(); rootMust(t, m.Remove(label)) }, "", false},
+		"empty":   {func(t *testing.T, m *vfs.Mem) { t.Helper(); rootMust(t, vfs.WriteFileAtomic(m, label, nil)) }, "", true},
+		"damaged": {func(t *testing.T, m *vfs.Mem) {
+			t.Helper()
+			rewrite(t, m, label, func(b []byte) []byte { b[len(b)/2] ^= 4; return b })
+		}, "", true},
+		"another": {func(t *testing.T, m *vfs.Mem) {
+			t.Helper()
+			r := openRoot(t, m, rootOptions())
+			_, _, err := r.OpenPartition(topicA, "other", 0, commitlog.Config{}, false)
+			rootMust(t, err, r.Close(1))
+		}, "other", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := vfs.NewMem()
+			fault := vfs.NewFault(m)
+			r := openRoot(t, m, rootOptions())
+			log, _ := openPartition(t, r, topicA, 0, true)
+			mustAppend(t, log, "a")
+			closeRoot(t, r, 1)
+			c.harm(t, m)
+			var told []commitlog.EventKind
+			r = openRoot(t, fault, rootOptions(func(o *commitlog.RootOptions) {
+				o.OnEvent = func(_ commitlog.PartitionID, e commitlog.Event) { told = append(told, e.Kind) }
+			}))
+			if p := r.Partitions(); len(p) != 1 || p[0].Topic != c.found || p[0].Err != nil {
+				t.Errorf("partitions %+v", p)
+			}
+			fault.Inject(vfs.Rule{Ops: vfs.OpWrite | vfs.OpCreate, Path: label + vfs.TempSuffix, Err: syscall.ENOSPC, Times: 1})
+			for range 2 { // the disk is full at first
+				log, _ = openPartition(t, r, topicA, 0, false)
+				if got := mustRead(t, log); !slices.Equal(got, []string{"a"}) {
+					t.Errorf("records %q", got)
+				}
+				rootMust(t, r.ClosePartition(commitlog.PartitionID{Topic: topicA}))
+			}
+			if got := slices.Contains(told, commitlog.EventLabelRewritten); got != c.told {
+				t.Errorf("told %v", told)
+			}
+			if got := openRoot(t, powerCut(m, 1, 0), rootOptions()).Partitions(); got[0].Topic != "topic-a" {
+				t.Errorf("after a power cut the name is %q", got[0].Topic)
+			}
+		})
 	}
 }
 

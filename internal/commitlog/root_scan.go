@@ -84,7 +84,7 @@ func (r *Root) scanTopic(topic uuid.UUID, dir string) error {
 		return nil
 	}
 	name, nameErr := readTopicFile(r.fs, dir, topic)
-	if errors.Is(nameErr, fs.ErrNotExist) {
+	if errors.Is(nameErr, fs.ErrNotExist) || errors.Is(nameErr, ErrDamaged) {
 		nameErr = nil // it is written anew when the topic is known
 	}
 	for _, e := range entries {

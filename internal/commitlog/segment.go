@@ -55,10 +55,12 @@ type segment struct {
 	// maxTimestamp is the largest timestamp of its records; noTimestamp
 	// without any. It is right for what is below a size read before it.
 	maxTimestamp atomic.Int64
+	// next is the offset after its last record, its base without any.
+	next atomic.Int64
 	// firstAppend and lastAppend are the append times of its first and last
 	// batch, in Unix milliseconds.
 	firstAppend, lastAppend atomic.Int64
-	// known says that the three above are: a sealed segment's are read when
+	// known says that the four above are: a sealed segment's are read when
 	// they are needed.
 	known atomic.Bool
 }
@@ -70,6 +72,7 @@ func newSegment(fsys vfs.FS, dir string, base record.Offset, interval int, idle 
 		index: newIndex(fsys, filepath.Join(dir, segmentName(base, indexSuffix)), base, interval, idle),
 	}
 	s.maxTimestamp.Store(noTimestamp)
+	s.next.Store(int64(base))
 	return s
 }
 
@@ -85,6 +88,7 @@ func (s *segment) note(h *record.Header, pos int64, size int) (full bool) {
 		s.firstAppend.Store(h.AppendTimeMs)
 	}
 	s.lastAppend.Store(h.AppendTimeMs)
+	s.next.Store(int64(h.NextOffset()))
 	s.size.Store(pos + int64(size))
 	return full
 }
@@ -116,7 +120,7 @@ func (s *segment) learn(l *Log) error {
 	if err != nil {
 		return err
 	}
-	maxTimestamp, lastAppend, lacking := e.maxTimestamp, first.Header.AppendTimeMs, false
+	maxTimestamp, lastAppend, next, lacking := e.maxTimestamp, first.Header.AppendTimeMs, e.offset, false
 	interval := int64(s.index.state.Load().interval)
 	for pos := e.pos; ; {
 		fr, v, err := scan.frame(pos)
@@ -129,6 +133,7 @@ func (s *segment) learn(l *Log) error {
 		lacking = lacking || pos-e.pos >= interval
 		maxTimestamp = max(maxTimestamp, timestamp(&fr.Header))
 		lastAppend = max(lastAppend, fr.Header.AppendTimeMs)
+		next = fr.Header.NextOffset()
 		pos += int64(fr.Size)
 	}
 	if lacking {
@@ -139,6 +144,7 @@ func (s *segment) learn(l *Log) error {
 	s.firstAppend.Store(first.Header.AppendTimeMs)
 	s.maxTimestamp.Store(maxTimestamp)
 	s.lastAppend.Store(lastAppend)
+	s.next.Store(int64(next))
 	s.known.Store(true)
 	return nil
 }

@@ -96,9 +96,8 @@ const (
 	// DEADLINE_EXCEEDED. OUTCOME UNKNOWN: the batch was, or may have been, appended, and it cannot be said whether it stays. Only an idempotent producer may
 	// send it again without risk of a duplicate. Metadata: baseOffset where known.
 	ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN ErrorReason = 57
-	// FAILED_PRECONDITION. The batch's sequence does not follow the last one stored of this producer: an earlier batch is missing, or the batch overlaps one
-	// that is stored with other boundaries. This batch was not stored. Send the missing batches first, if it is known that they were not stored; else take a
-	// new producer id for what comes next. Metadata: producerId, producerEpoch, baseSequence, expectedSequence.
+	// FAILED_PRECONDITION. The batch's sequence does not follow the last one stored of this producer: an earlier batch is missing. This batch was not
+	// stored. Send the missing batches first, if it is known that they were not stored; else take a new producer id for what comes next. Metadata: producerId, producerEpoch, baseSequence, expectedSequence.
 	ErrorReason_ERROR_REASON_OUT_OF_ORDER_SEQUENCE ErrorReason = 60
 	// FAILED_PRECONDITION. OUTCOME UNKNOWN: the partition's log knows too little of this producer to say whether this batch was stored before: it is older than
 	// the batches kept of each producer, or what was kept was lost or has expired. Do not number it anew and send it again, that may store it twice. Report it

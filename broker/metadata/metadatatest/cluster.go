@@ -96,6 +96,18 @@ func (c *Controller) CreateTopics(ctx context.Context, req *controllerv1.CreateT
 	return &controllerv1.CreateTopicsResponse{Response: resp}, nil
 }
 
+// AllocateProducerIds implements controllerv1.ControllerServiceServer.
+func (c *Controller) AllocateProducerIds(
+	context.Context, *controllerv1.AllocateProducerIdsRequest,
+) (*controllerv1.AllocateProducerIdsResponse, error) {
+	const block = 1000
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	c.producer += block
+	return &controllerv1.AllocateProducerIdsResponse{FirstProducerId: c.producer - block + 1, Count: block}, nil
+}
+
 // EnsureInternalTopic implements controllerv1.ControllerServiceServer, with one
 // replica on the broker that registered last. It waits for no broker.
 func (c *Controller) EnsureInternalTopic(

@@ -39,6 +39,7 @@ type Controller struct {
 	objects  map[string]*controllerv1.MetadataObject
 	sessions map[*session]bool
 	next     int64 // broker epoch
+	producer int64 // next producer id, less 1
 
 	// What it heard.
 	registers []*controllerv1.Register

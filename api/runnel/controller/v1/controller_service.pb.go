@@ -2480,6 +2480,107 @@ func (x *FenceBrokerResponse) GetResponse() *v1.FenceBrokerResponse {
 	return nil
 }
 
+// Asks for producer ids.
+type AllocateProducerIdsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who asks.
+	BrokerId      int32 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateProducerIdsRequest) Reset() {
+	*x = AllocateProducerIdsRequest{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateProducerIdsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateProducerIdsRequest) ProtoMessage() {}
+
+func (x *AllocateProducerIdsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateProducerIdsRequest.ProtoReflect.Descriptor instead.
+func (*AllocateProducerIdsRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *AllocateProducerIdsRequest) GetBrokerId() int32 {
+	if x != nil {
+		return x.BrokerId
+	}
+	return 0
+}
+
+// A block of producer ids.
+type AllocateProducerIdsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The first of them.
+	FirstProducerId int64 `protobuf:"varint,1,opt,name=first_producer_id,json=firstProducerId,proto3" json:"first_producer_id,omitempty"`
+	// How many there are, each one more than the one before.
+	Count         int32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateProducerIdsResponse) Reset() {
+	*x = AllocateProducerIdsResponse{}
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateProducerIdsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateProducerIdsResponse) ProtoMessage() {}
+
+func (x *AllocateProducerIdsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateProducerIdsResponse.ProtoReflect.Descriptor instead.
+func (*AllocateProducerIdsResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *AllocateProducerIdsResponse) GetFirstProducerId() int64 {
+	if x != nil {
+		return x.FirstProducerId
+	}
+	return 0
+}
+
+func (x *AllocateProducerIdsResponse) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // Asks for a topic that brokers keep for themselves.
 type EnsureInternalTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2497,7 +2598,7 @@ type EnsureInternalTopicRequest struct {
 
 func (x *EnsureInternalTopicRequest) Reset() {
 	*x = EnsureInternalTopicRequest{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[36]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2610,7 @@ func (x *EnsureInternalTopicRequest) String() string {
 func (*EnsureInternalTopicRequest) ProtoMessage() {}
 
 func (x *EnsureInternalTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[36]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2623,7 @@ func (x *EnsureInternalTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureInternalTopicRequest.ProtoReflect.Descriptor instead.
 func (*EnsureInternalTopicRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{36}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EnsureInternalTopicRequest) GetName() string {
@@ -2572,7 +2673,7 @@ type EnsureInternalTopicResponse struct {
 
 func (x *EnsureInternalTopicResponse) Reset() {
 	*x = EnsureInternalTopicResponse{}
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[37]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2685,7 @@ func (x *EnsureInternalTopicResponse) String() string {
 func (*EnsureInternalTopicResponse) ProtoMessage() {}
 
 func (x *EnsureInternalTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[37]
+	mi := &file_runnel_controller_v1_controller_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2698,7 @@ func (x *EnsureInternalTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureInternalTopicResponse.ProtoReflect.Descriptor instead.
 func (*EnsureInternalTopicResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{37}
+	return file_runnel_controller_v1_controller_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EnsureInternalTopicResponse) GetTopicId() string {
@@ -2787,7 +2888,12 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\v2\x1d.runnel.v1.FenceBrokerRequestR\arequest\x12\x1c\n" +
 	"\tprincipal\x18\x02 \x01(\tR\tprincipal\"Q\n" +
 	"\x13FenceBrokerResponse\x12:\n" +
-	"\bresponse\x18\x01 \x01(\v2\x1e.runnel.v1.FenceBrokerResponseR\bresponse\"\x82\x02\n" +
+	"\bresponse\x18\x01 \x01(\v2\x1e.runnel.v1.FenceBrokerResponseR\bresponse\"9\n" +
+	"\x1aAllocateProducerIdsRequest\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\"_\n" +
+	"\x1bAllocateProducerIdsResponse\x12*\n" +
+	"\x11first_producer_id\x18\x01 \x01(\x03R\x0ffirstProducerId\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\"\x82\x02\n" +
 	"\x1aEnsureInternalTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -2810,7 +2916,7 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\x19REPLICA_SHAPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REPLICA_SHAPE_INTACT\x10\x01\x12\x19\n" +
 	"\x15REPLICA_SHAPE_SUSPECT\x10\x02\x12\x16\n" +
-	"\x12REPLICA_SHAPE_LOST\x10\x032\xc7\a\n" +
+	"\x12REPLICA_SHAPE_LOST\x10\x032\xc3\b\n" +
 	"\x11ControllerService\x12Z\n" +
 	"\aSession\x12$.runnel.controller.v1.SessionRequest\x1a%.runnel.controller.v1.SessionResponse(\x010\x01\x12U\n" +
 	"\x06Attend\x12#.runnel.controller.v1.AttendRequest\x1a$.runnel.controller.v1.AttendResponse0\x01\x12e\n" +
@@ -2820,6 +2926,7 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"\rAddPartitions\x12*.runnel.controller.v1.AddPartitionsRequest\x1a+.runnel.controller.v1.AddPartitionsResponse\x12q\n" +
 	"\x10RecoverPartition\x12-.runnel.controller.v1.RecoverPartitionRequest\x1a..runnel.controller.v1.RecoverPartitionResponse\x12b\n" +
 	"\vFenceBroker\x12(.runnel.controller.v1.FenceBrokerRequest\x1a).runnel.controller.v1.FenceBrokerResponse\x12z\n" +
+	"\x13AllocateProducerIds\x120.runnel.controller.v1.AllocateProducerIdsRequest\x1a1.runnel.controller.v1.AllocateProducerIdsResponse\x12z\n" +
 	"\x13EnsureInternalTopic\x120.runnel.controller.v1.EnsureInternalTopicRequest\x1a1.runnel.controller.v1.EnsureInternalTopicResponseBBZ@github.com/runnelmq/runnel/api/runnel/controller/v1;controllerv1b\x06proto3"
 
 var (
@@ -2835,7 +2942,7 @@ func file_runnel_controller_v1_controller_service_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_controller_v1_controller_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_runnel_controller_v1_controller_service_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(ReplicaShape)(0),                    // 0: runnel.controller.v1.ReplicaShape
 	(*AttendRequest)(nil),                // 1: runnel.controller.v1.AttendRequest
@@ -2874,25 +2981,27 @@ var file_runnel_controller_v1_controller_service_proto_goTypes = []any{
 	(*RecoverPartitionResponse)(nil),     // 34: runnel.controller.v1.RecoverPartitionResponse
 	(*FenceBrokerRequest)(nil),           // 35: runnel.controller.v1.FenceBrokerRequest
 	(*FenceBrokerResponse)(nil),          // 36: runnel.controller.v1.FenceBrokerResponse
-	(*EnsureInternalTopicRequest)(nil),   // 37: runnel.controller.v1.EnsureInternalTopicRequest
-	(*EnsureInternalTopicResponse)(nil),  // 38: runnel.controller.v1.EnsureInternalTopicResponse
-	nil,                                  // 39: runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntry
-	(*BrokerRecord)(nil),                 // 40: runnel.controller.v1.BrokerRecord
-	(*durationpb.Duration)(nil),          // 41: google.protobuf.Duration
-	(*TopicRecord)(nil),                  // 42: runnel.controller.v1.TopicRecord
-	(*PartitionRecord)(nil),              // 43: runnel.controller.v1.PartitionRecord
-	(*v1.CreateTopicsRequest)(nil),       // 44: runnel.v1.CreateTopicsRequest
-	(*v1.CreateTopicsResponse)(nil),      // 45: runnel.v1.CreateTopicsResponse
-	(*v1.DeleteTopicsRequest)(nil),       // 46: runnel.v1.DeleteTopicsRequest
-	(*v1.DeleteTopicsResponse)(nil),      // 47: runnel.v1.DeleteTopicsResponse
-	(*v1.AlterTopicConfigsRequest)(nil),  // 48: runnel.v1.AlterTopicConfigsRequest
-	(*v1.AlterTopicConfigsResponse)(nil), // 49: runnel.v1.AlterTopicConfigsResponse
-	(*v1.AddPartitionsRequest)(nil),      // 50: runnel.v1.AddPartitionsRequest
-	(*v1.AddPartitionsResponse)(nil),     // 51: runnel.v1.AddPartitionsResponse
-	(*v1.RecoverPartitionRequest)(nil),   // 52: runnel.v1.RecoverPartitionRequest
-	(*v1.RecoverPartitionResponse)(nil),  // 53: runnel.v1.RecoverPartitionResponse
-	(*v1.FenceBrokerRequest)(nil),        // 54: runnel.v1.FenceBrokerRequest
-	(*v1.FenceBrokerResponse)(nil),       // 55: runnel.v1.FenceBrokerResponse
+	(*AllocateProducerIdsRequest)(nil),   // 37: runnel.controller.v1.AllocateProducerIdsRequest
+	(*AllocateProducerIdsResponse)(nil),  // 38: runnel.controller.v1.AllocateProducerIdsResponse
+	(*EnsureInternalTopicRequest)(nil),   // 39: runnel.controller.v1.EnsureInternalTopicRequest
+	(*EnsureInternalTopicResponse)(nil),  // 40: runnel.controller.v1.EnsureInternalTopicResponse
+	nil,                                  // 41: runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntry
+	(*BrokerRecord)(nil),                 // 42: runnel.controller.v1.BrokerRecord
+	(*durationpb.Duration)(nil),          // 43: google.protobuf.Duration
+	(*TopicRecord)(nil),                  // 44: runnel.controller.v1.TopicRecord
+	(*PartitionRecord)(nil),              // 45: runnel.controller.v1.PartitionRecord
+	(*v1.CreateTopicsRequest)(nil),       // 46: runnel.v1.CreateTopicsRequest
+	(*v1.CreateTopicsResponse)(nil),      // 47: runnel.v1.CreateTopicsResponse
+	(*v1.DeleteTopicsRequest)(nil),       // 48: runnel.v1.DeleteTopicsRequest
+	(*v1.DeleteTopicsResponse)(nil),      // 49: runnel.v1.DeleteTopicsResponse
+	(*v1.AlterTopicConfigsRequest)(nil),  // 50: runnel.v1.AlterTopicConfigsRequest
+	(*v1.AlterTopicConfigsResponse)(nil), // 51: runnel.v1.AlterTopicConfigsResponse
+	(*v1.AddPartitionsRequest)(nil),      // 52: runnel.v1.AddPartitionsRequest
+	(*v1.AddPartitionsResponse)(nil),     // 53: runnel.v1.AddPartitionsResponse
+	(*v1.RecoverPartitionRequest)(nil),   // 54: runnel.v1.RecoverPartitionRequest
+	(*v1.RecoverPartitionResponse)(nil),  // 55: runnel.v1.RecoverPartitionResponse
+	(*v1.FenceBrokerRequest)(nil),        // 56: runnel.v1.FenceBrokerRequest
+	(*v1.FenceBrokerResponse)(nil),       // 57: runnel.v1.FenceBrokerResponse
 }
 var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	5,  // 0: runnel.controller.v1.SessionRequest.register:type_name -> runnel.controller.v1.Register
@@ -2910,31 +3019,31 @@ var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	16, // 12: runnel.controller.v1.SessionResponse.may_drain:type_name -> runnel.controller.v1.MayDrain
 	20, // 13: runnel.controller.v1.SessionResponse.rejections:type_name -> runnel.controller.v1.IsrRejections
 	23, // 14: runnel.controller.v1.SessionResponse.hand_over:type_name -> runnel.controller.v1.HandOver
-	40, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
-	41, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
+	42, // 15: runnel.controller.v1.Register.broker:type_name -> runnel.controller.v1.BrokerRecord
+	43, // 16: runnel.controller.v1.Registered.session_timeout:type_name -> google.protobuf.Duration
 	10, // 17: runnel.controller.v1.RecoveryReport.replicas:type_name -> runnel.controller.v1.ReplicaReport
 	0,  // 18: runnel.controller.v1.ReplicaReport.shape:type_name -> runnel.controller.v1.ReplicaShape
 	13, // 19: runnel.controller.v1.MetadataSnapshot.objects:type_name -> runnel.controller.v1.MetadataObject
 	13, // 20: runnel.controller.v1.MetadataDelta.objects:type_name -> runnel.controller.v1.MetadataObject
-	40, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
-	42, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
-	43, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
+	42, // 21: runnel.controller.v1.MetadataObject.broker:type_name -> runnel.controller.v1.BrokerRecord
+	44, // 22: runnel.controller.v1.MetadataObject.topic:type_name -> runnel.controller.v1.TopicRecord
+	45, // 23: runnel.controller.v1.MetadataObject.partition:type_name -> runnel.controller.v1.PartitionRecord
 	18, // 24: runnel.controller.v1.IsrProposals.proposals:type_name -> runnel.controller.v1.IsrProposal
 	19, // 25: runnel.controller.v1.IsrProposal.isr:type_name -> runnel.controller.v1.IsrMember
 	21, // 26: runnel.controller.v1.IsrRejections.rejections:type_name -> runnel.controller.v1.IsrRejection
-	44, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
-	45, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
-	46, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
-	47, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
-	48, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
-	49, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
-	50, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
-	51, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
-	52, // 35: runnel.controller.v1.RecoverPartitionRequest.request:type_name -> runnel.v1.RecoverPartitionRequest
-	53, // 36: runnel.controller.v1.RecoverPartitionResponse.response:type_name -> runnel.v1.RecoverPartitionResponse
-	54, // 37: runnel.controller.v1.FenceBrokerRequest.request:type_name -> runnel.v1.FenceBrokerRequest
-	55, // 38: runnel.controller.v1.FenceBrokerResponse.response:type_name -> runnel.v1.FenceBrokerResponse
-	39, // 39: runnel.controller.v1.EnsureInternalTopicRequest.configs:type_name -> runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntry
+	46, // 27: runnel.controller.v1.CreateTopicsRequest.request:type_name -> runnel.v1.CreateTopicsRequest
+	47, // 28: runnel.controller.v1.CreateTopicsResponse.response:type_name -> runnel.v1.CreateTopicsResponse
+	48, // 29: runnel.controller.v1.DeleteTopicsRequest.request:type_name -> runnel.v1.DeleteTopicsRequest
+	49, // 30: runnel.controller.v1.DeleteTopicsResponse.response:type_name -> runnel.v1.DeleteTopicsResponse
+	50, // 31: runnel.controller.v1.AlterTopicConfigsRequest.request:type_name -> runnel.v1.AlterTopicConfigsRequest
+	51, // 32: runnel.controller.v1.AlterTopicConfigsResponse.response:type_name -> runnel.v1.AlterTopicConfigsResponse
+	52, // 33: runnel.controller.v1.AddPartitionsRequest.request:type_name -> runnel.v1.AddPartitionsRequest
+	53, // 34: runnel.controller.v1.AddPartitionsResponse.response:type_name -> runnel.v1.AddPartitionsResponse
+	54, // 35: runnel.controller.v1.RecoverPartitionRequest.request:type_name -> runnel.v1.RecoverPartitionRequest
+	55, // 36: runnel.controller.v1.RecoverPartitionResponse.response:type_name -> runnel.v1.RecoverPartitionResponse
+	56, // 37: runnel.controller.v1.FenceBrokerRequest.request:type_name -> runnel.v1.FenceBrokerRequest
+	57, // 38: runnel.controller.v1.FenceBrokerResponse.response:type_name -> runnel.v1.FenceBrokerResponse
+	41, // 39: runnel.controller.v1.EnsureInternalTopicRequest.configs:type_name -> runnel.controller.v1.EnsureInternalTopicRequest.ConfigsEntry
 	3,  // 40: runnel.controller.v1.ControllerService.Session:input_type -> runnel.controller.v1.SessionRequest
 	1,  // 41: runnel.controller.v1.ControllerService.Attend:input_type -> runnel.controller.v1.AttendRequest
 	25, // 42: runnel.controller.v1.ControllerService.CreateTopics:input_type -> runnel.controller.v1.CreateTopicsRequest
@@ -2943,18 +3052,20 @@ var file_runnel_controller_v1_controller_service_proto_depIdxs = []int32{
 	31, // 45: runnel.controller.v1.ControllerService.AddPartitions:input_type -> runnel.controller.v1.AddPartitionsRequest
 	33, // 46: runnel.controller.v1.ControllerService.RecoverPartition:input_type -> runnel.controller.v1.RecoverPartitionRequest
 	35, // 47: runnel.controller.v1.ControllerService.FenceBroker:input_type -> runnel.controller.v1.FenceBrokerRequest
-	37, // 48: runnel.controller.v1.ControllerService.EnsureInternalTopic:input_type -> runnel.controller.v1.EnsureInternalTopicRequest
-	4,  // 49: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
-	2,  // 50: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
-	26, // 51: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
-	28, // 52: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
-	30, // 53: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
-	32, // 54: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
-	34, // 55: runnel.controller.v1.ControllerService.RecoverPartition:output_type -> runnel.controller.v1.RecoverPartitionResponse
-	36, // 56: runnel.controller.v1.ControllerService.FenceBroker:output_type -> runnel.controller.v1.FenceBrokerResponse
-	38, // 57: runnel.controller.v1.ControllerService.EnsureInternalTopic:output_type -> runnel.controller.v1.EnsureInternalTopicResponse
-	49, // [49:58] is the sub-list for method output_type
-	40, // [40:49] is the sub-list for method input_type
+	37, // 48: runnel.controller.v1.ControllerService.AllocateProducerIds:input_type -> runnel.controller.v1.AllocateProducerIdsRequest
+	39, // 49: runnel.controller.v1.ControllerService.EnsureInternalTopic:input_type -> runnel.controller.v1.EnsureInternalTopicRequest
+	4,  // 50: runnel.controller.v1.ControllerService.Session:output_type -> runnel.controller.v1.SessionResponse
+	2,  // 51: runnel.controller.v1.ControllerService.Attend:output_type -> runnel.controller.v1.AttendResponse
+	26, // 52: runnel.controller.v1.ControllerService.CreateTopics:output_type -> runnel.controller.v1.CreateTopicsResponse
+	28, // 53: runnel.controller.v1.ControllerService.DeleteTopics:output_type -> runnel.controller.v1.DeleteTopicsResponse
+	30, // 54: runnel.controller.v1.ControllerService.AlterTopicConfigs:output_type -> runnel.controller.v1.AlterTopicConfigsResponse
+	32, // 55: runnel.controller.v1.ControllerService.AddPartitions:output_type -> runnel.controller.v1.AddPartitionsResponse
+	34, // 56: runnel.controller.v1.ControllerService.RecoverPartition:output_type -> runnel.controller.v1.RecoverPartitionResponse
+	36, // 57: runnel.controller.v1.ControllerService.FenceBroker:output_type -> runnel.controller.v1.FenceBrokerResponse
+	38, // 58: runnel.controller.v1.ControllerService.AllocateProducerIds:output_type -> runnel.controller.v1.AllocateProducerIdsResponse
+	40, // 59: runnel.controller.v1.ControllerService.EnsureInternalTopic:output_type -> runnel.controller.v1.EnsureInternalTopicResponse
+	50, // [50:60] is the sub-list for method output_type
+	40, // [40:50] is the sub-list for method input_type
 	40, // [40:40] is the sub-list for extension type_name
 	40, // [40:40] is the sub-list for extension extendee
 	0,  // [0:40] is the sub-list for field type_name
@@ -2997,7 +3108,7 @@ func file_runnel_controller_v1_controller_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_controller_v1_controller_service_proto_rawDesc), len(file_runnel_controller_v1_controller_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

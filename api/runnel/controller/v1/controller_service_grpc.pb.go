@@ -29,6 +29,7 @@ const (
 	ControllerService_AddPartitions_FullMethodName       = "/runnel.controller.v1.ControllerService/AddPartitions"
 	ControllerService_RecoverPartition_FullMethodName    = "/runnel.controller.v1.ControllerService/RecoverPartition"
 	ControllerService_FenceBroker_FullMethodName         = "/runnel.controller.v1.ControllerService/FenceBroker"
+	ControllerService_AllocateProducerIds_FullMethodName = "/runnel.controller.v1.ControllerService/AllocateProducerIds"
 	ControllerService_EnsureInternalTopic_FullMethodName = "/runnel.controller.v1.ControllerService/EnsureInternalTopic"
 )
 
@@ -55,6 +56,8 @@ type ControllerServiceClient interface {
 	RecoverPartition(ctx context.Context, in *RecoverPartitionRequest, opts ...grpc.CallOption) (*RecoverPartitionResponse, error)
 	// Forwarded by a broker.
 	FenceBroker(ctx context.Context, in *FenceBrokerRequest, opts ...grpc.CallOption) (*FenceBrokerResponse, error)
+	// Gives a broker producer ids to give away. None is ever given twice; what a broker does not use is lost, and there are enough.
+	AllocateProducerIds(ctx context.Context, in *AllocateProducerIdsRequest, opts ...grpc.CallOption) (*AllocateProducerIdsResponse, error)
 	// Makes a topic that brokers keep for themselves, unless it is there. It begins with as many replicas as there are brokers in service and is given
 	// more as others come, up to three; from when three are in sync its writes need two of them. May be repeated.
 	EnsureInternalTopic(ctx context.Context, in *EnsureInternalTopicRequest, opts ...grpc.CallOption) (*EnsureInternalTopicResponse, error)
@@ -160,6 +163,16 @@ func (c *controllerServiceClient) FenceBroker(ctx context.Context, in *FenceBrok
 	return out, nil
 }
 
+func (c *controllerServiceClient) AllocateProducerIds(ctx context.Context, in *AllocateProducerIdsRequest, opts ...grpc.CallOption) (*AllocateProducerIdsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AllocateProducerIdsResponse)
+	err := c.cc.Invoke(ctx, ControllerService_AllocateProducerIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controllerServiceClient) EnsureInternalTopic(ctx context.Context, in *EnsureInternalTopicRequest, opts ...grpc.CallOption) (*EnsureInternalTopicResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EnsureInternalTopicResponse)
@@ -193,6 +206,8 @@ type ControllerServiceServer interface {
 	RecoverPartition(context.Context, *RecoverPartitionRequest) (*RecoverPartitionResponse, error)
 	// Forwarded by a broker.
 	FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error)
+	// Gives a broker producer ids to give away. None is ever given twice; what a broker does not use is lost, and there are enough.
+	AllocateProducerIds(context.Context, *AllocateProducerIdsRequest) (*AllocateProducerIdsResponse, error)
 	// Makes a topic that brokers keep for themselves, unless it is there. It begins with as many replicas as there are brokers in service and is given
 	// more as others come, up to three; from when three are in sync its writes need two of them. May be repeated.
 	EnsureInternalTopic(context.Context, *EnsureInternalTopicRequest) (*EnsureInternalTopicResponse, error)
@@ -229,6 +244,9 @@ func (UnimplementedControllerServiceServer) RecoverPartition(context.Context, *R
 }
 func (UnimplementedControllerServiceServer) FenceBroker(context.Context, *FenceBrokerRequest) (*FenceBrokerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FenceBroker not implemented")
+}
+func (UnimplementedControllerServiceServer) AllocateProducerIds(context.Context, *AllocateProducerIdsRequest) (*AllocateProducerIdsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AllocateProducerIds not implemented")
 }
 func (UnimplementedControllerServiceServer) EnsureInternalTopic(context.Context, *EnsureInternalTopicRequest) (*EnsureInternalTopicResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnsureInternalTopic not implemented")
@@ -380,6 +398,24 @@ func _ControllerService_FenceBroker_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ControllerService_AllocateProducerIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AllocateProducerIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServiceServer).AllocateProducerIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControllerService_AllocateProducerIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServiceServer).AllocateProducerIds(ctx, req.(*AllocateProducerIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ControllerService_EnsureInternalTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EnsureInternalTopicRequest)
 	if err := dec(in); err != nil {
@@ -428,6 +464,10 @@ var ControllerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FenceBroker",
 			Handler:    _ControllerService_FenceBroker_Handler,
+		},
+		{
+			MethodName: "AllocateProducerIds",
+			Handler:    _ControllerService_AllocateProducerIds_Handler,
 		},
 		{
 			MethodName: "EnsureInternalTopic",

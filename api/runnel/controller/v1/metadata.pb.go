@@ -735,6 +735,52 @@ func (x *CountersRecord) GetFeatureLevel() int32 {
 	return 0
 }
 
+// Producer ids. Key: producer-ids.
+type ProducerIdsRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lowest one that was never given.
+	NextProducerId int64 `protobuf:"varint,1,opt,name=next_producer_id,json=nextProducerId,proto3" json:"next_producer_id,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ProducerIdsRecord) Reset() {
+	*x = ProducerIdsRecord{}
+	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerIdsRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerIdsRecord) ProtoMessage() {}
+
+func (x *ProducerIdsRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerIdsRecord.ProtoReflect.Descriptor instead.
+func (*ProducerIdsRecord) Descriptor() ([]byte, []int) {
+	return file_runnel_controller_v1_metadata_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProducerIdsRecord) GetNextProducerId() int64 {
+	if x != nil {
+		return x.NextProducerId
+	}
+	return 0
+}
+
 // The cluster. Key: cluster.
 type ClusterRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -746,7 +792,7 @@ type ClusterRecord struct {
 
 func (x *ClusterRecord) Reset() {
 	*x = ClusterRecord{}
-	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[5]
+	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +804,7 @@ func (x *ClusterRecord) String() string {
 func (*ClusterRecord) ProtoMessage() {}
 
 func (x *ClusterRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[5]
+	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +817,7 @@ func (x *ClusterRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecord.ProtoReflect.Descriptor instead.
 func (*ClusterRecord) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_metadata_proto_rawDescGZIP(), []int{5}
+	return file_runnel_controller_v1_metadata_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ClusterRecord) GetClusterId() string {
@@ -796,7 +842,7 @@ type ControllerRecord struct {
 
 func (x *ControllerRecord) Reset() {
 	*x = ControllerRecord{}
-	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[6]
+	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +854,7 @@ func (x *ControllerRecord) String() string {
 func (*ControllerRecord) ProtoMessage() {}
 
 func (x *ControllerRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[6]
+	mi := &file_runnel_controller_v1_metadata_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +867,7 @@ func (x *ControllerRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControllerRecord.ProtoReflect.Descriptor instead.
 func (*ControllerRecord) Descriptor() ([]byte, []int) {
-	return file_runnel_controller_v1_metadata_proto_rawDescGZIP(), []int{6}
+	return file_runnel_controller_v1_metadata_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ControllerRecord) GetAddress() string {
@@ -908,7 +954,9 @@ const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\x0eCountersRecord\x12!\n" +
 	"\fbroker_epoch\x18\x01 \x01(\x03R\vbrokerEpoch\x12)\n" +
 	"\x10controller_epoch\x18\x02 \x01(\x03R\x0fcontrollerEpoch\x12#\n" +
-	"\rfeature_level\x18\x03 \x01(\x05R\ffeatureLevel\".\n" +
+	"\rfeature_level\x18\x03 \x01(\x05R\ffeatureLevel\"=\n" +
+	"\x11ProducerIdsRecord\x12(\n" +
+	"\x10next_producer_id\x18\x01 \x01(\x03R\x0enextProducerId\".\n" +
 	"\rClusterRecord\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"y\n" +
@@ -945,26 +993,27 @@ func file_runnel_controller_v1_metadata_proto_rawDescGZIP() []byte {
 }
 
 var file_runnel_controller_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_runnel_controller_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_runnel_controller_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_runnel_controller_v1_metadata_proto_goTypes = []any{
-	(BrokerPhase)(0),         // 0: runnel.controller.v1.BrokerPhase
-	(TopicPhase)(0),          // 1: runnel.controller.v1.TopicPhase
-	(FlushMode)(0),           // 2: runnel.controller.v1.FlushMode
-	(*BrokerRecord)(nil),     // 3: runnel.controller.v1.BrokerRecord
-	(*TopicRecord)(nil),      // 4: runnel.controller.v1.TopicRecord
-	(*NameRecord)(nil),       // 5: runnel.controller.v1.NameRecord
-	(*PartitionRecord)(nil),  // 6: runnel.controller.v1.PartitionRecord
-	(*CountersRecord)(nil),   // 7: runnel.controller.v1.CountersRecord
-	(*ClusterRecord)(nil),    // 8: runnel.controller.v1.ClusterRecord
-	(*ControllerRecord)(nil), // 9: runnel.controller.v1.ControllerRecord
-	nil,                      // 10: runnel.controller.v1.TopicRecord.ConfigsEntry
-	nil,                      // 11: runnel.controller.v1.TopicRecord.ClusterConfigsEntry
+	(BrokerPhase)(0),          // 0: runnel.controller.v1.BrokerPhase
+	(TopicPhase)(0),           // 1: runnel.controller.v1.TopicPhase
+	(FlushMode)(0),            // 2: runnel.controller.v1.FlushMode
+	(*BrokerRecord)(nil),      // 3: runnel.controller.v1.BrokerRecord
+	(*TopicRecord)(nil),       // 4: runnel.controller.v1.TopicRecord
+	(*NameRecord)(nil),        // 5: runnel.controller.v1.NameRecord
+	(*PartitionRecord)(nil),   // 6: runnel.controller.v1.PartitionRecord
+	(*CountersRecord)(nil),    // 7: runnel.controller.v1.CountersRecord
+	(*ProducerIdsRecord)(nil), // 8: runnel.controller.v1.ProducerIdsRecord
+	(*ClusterRecord)(nil),     // 9: runnel.controller.v1.ClusterRecord
+	(*ControllerRecord)(nil),  // 10: runnel.controller.v1.ControllerRecord
+	nil,                       // 11: runnel.controller.v1.TopicRecord.ConfigsEntry
+	nil,                       // 12: runnel.controller.v1.TopicRecord.ClusterConfigsEntry
 }
 var file_runnel_controller_v1_metadata_proto_depIdxs = []int32{
 	0,  // 0: runnel.controller.v1.BrokerRecord.phase:type_name -> runnel.controller.v1.BrokerPhase
 	1,  // 1: runnel.controller.v1.TopicRecord.phase:type_name -> runnel.controller.v1.TopicPhase
-	10, // 2: runnel.controller.v1.TopicRecord.configs:type_name -> runnel.controller.v1.TopicRecord.ConfigsEntry
-	11, // 3: runnel.controller.v1.TopicRecord.cluster_configs:type_name -> runnel.controller.v1.TopicRecord.ClusterConfigsEntry
+	11, // 2: runnel.controller.v1.TopicRecord.configs:type_name -> runnel.controller.v1.TopicRecord.ConfigsEntry
+	12, // 3: runnel.controller.v1.TopicRecord.cluster_configs:type_name -> runnel.controller.v1.TopicRecord.ClusterConfigsEntry
 	2,  // 4: runnel.controller.v1.PartitionRecord.flush:type_name -> runnel.controller.v1.FlushMode
 	5,  // [5:5] is the sub-list for method output_type
 	5,  // [5:5] is the sub-list for method input_type
@@ -984,7 +1033,7 @@ func file_runnel_controller_v1_metadata_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_controller_v1_metadata_proto_rawDesc), len(file_runnel_controller_v1_metadata_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
