@@ -79,7 +79,8 @@ func (pt *partition) refuseLocked(b *batch, v verdict) {
 	switch {
 	case v.split:
 		b.attempts = 0
-	case !v.moved && !(v.outOfOrder && b.attempts == 1):
+	case v.moved, v.outOfOrder && b.attempts == 1: // at once
+	default:
 		pt.pauseLocked(b, v.pause)
 	}
 }
