@@ -59,7 +59,7 @@ func TestReader_allocations(t *testing.T) {
 		}
 		got = b.Record()
 	})
-	if n > 0 || string(got.Headers[0].Key) != "n" {
+	if n > 0 || got.Headers[0].Key != "n" {
 		t.Errorf("%v allocations a record, want 0; last %+v", n, got)
 	}
 }
