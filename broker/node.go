@@ -193,9 +193,10 @@ type identity struct {
 
 func (i identity) ClusterID() string             { return i.root.ID().ClusterID }
 func (i identity) HighestControllerEpoch() int64 { return i.root.ID().HighestControllerEpoch }
+func (i identity) DataEpoch() int64              { return i.root.ID().BrokerEpoch }
 
-func (i identity) Remember(clusterID string, controllerEpoch int64) error {
-	return errors.Join(i.root.SetCluster(clusterID), i.root.SetControllerEpoch(controllerEpoch))
+func (i identity) Remember(clusterID string, controllerEpoch, brokerEpoch int64) error {
+	return errors.Join(i.root.SetCluster(clusterID), i.root.SetControllerEpoch(controllerEpoch), i.root.SetBrokerEpoch(brokerEpoch))
 }
 
 // A stage is a group of parts that end together. Stages end one after another,
