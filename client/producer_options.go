@@ -82,6 +82,7 @@ type producerOptions struct {
 	batchBytes  int
 	linger      time.Duration
 	inFlight    int
+	idempotent  bool
 	buffered    int64
 	failFull    bool
 	delivery    time.Duration
@@ -116,10 +117,17 @@ func BatchBytes(n int) ProducerOption { return func(o *producerOptions) { o.batc
 // themselves. A full buffer and Flush end the wait.
 func Linger(d time.Duration) ProducerOption { return func(o *producerOptions) { o.linger = d } }
 
+// WithoutIdempotence makes the producer do without an identity, for brokers
+// that give none. Then what is in doubt, such as when a connection broke before
+// the answer, is never sent again, since that could store it twice: its outcome
+// is unknown. And what was refused for a passing reason is sent again only while
+// no later batch was stored, or else fails with [ErrOrder]. [AcksNone] implies
+// it.
+func WithoutIdempotence() ProducerOption { return func(o *producerOptions) { o.idempotent = false } }
+
 // MaxInFlight sets how many batches of one partition may be unanswered; 5 by
-// default. Their order is kept whatever the number. When a batch is refused
-// for a passing reason, it is sent again only while no later one was stored;
-// with 1 that is always so.
+// default, which is also the most with idempotence. Their order is kept
+// whatever the number.
 func MaxInFlight(n int) ProducerOption { return func(o *producerOptions) { o.inFlight = n } }
 
 // MaxBufferedBytes bounds the memory of records whose outcome is not known
@@ -142,10 +150,12 @@ func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 		inFlight:   defaultInFlight,
 		buffered:   defaultBufferedBytes,
 		delivery:   defaultDeliveryTimeout,
+		idempotent: true,
 	}
 	for _, opt := range opts {
 		opt(&o)
 	}
+	o.idempotent = o.idempotent && o.acks != AcksNone
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -162,6 +172,7 @@ func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 	check(o.batchBytes >= minBatchBytes && o.batchBytes <= maxBatchBytes, "BatchBytes(%d): want %d to %d", o.batchBytes, minBatchBytes, maxBatchBytes)
 	check(o.linger >= 0 && o.linger < o.delivery, "Linger(%v): want 0 or more, and less than the delivery timeout of %v", o.linger, o.delivery)
 	check(o.inFlight >= 1 && o.inFlight <= 1000, "MaxInFlight(%d): want 1 to 1000", o.inFlight)
+	check(!o.idempotent || o.inFlight <= defaultInFlight, "MaxInFlight(%d): want at most %d, or WithoutIdempotence", o.inFlight, defaultInFlight)
 	check(o.buffered >= minBatchBytes, "MaxBufferedBytes(%d): want at least %d", o.buffered, minBatchBytes)
 	check(o.delivery >= 100*time.Millisecond, "DeliveryTimeout(%v): want at least 100ms", o.delivery)
 	return o, errors.Join(errs...)

@@ -13,6 +13,7 @@ import (
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/controller"
 )
 
 const addr1 = "controller-1:7422"
@@ -35,6 +36,7 @@ func inCluster(t *testing.T, n int, test func(w *world, c controllerv1.Controlle
 	})
 }
 
+// A name that is refused leaves nothing behind (AD-01).
 func TestCreateTopics_refuses_names(t *testing.T) {
 	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
 		t := w.t
@@ -69,6 +71,7 @@ func TestCreateTopics_refuses_names(t *testing.T) {
 	})
 }
 
+// Counts that can't be are refused with what was asked and what there is, and checked without a trace (AD-06).
 func TestCreateTopics_refuses_counts_with_both_numbers(t *testing.T) {
 	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, brokers []*broker) {
 		t := w.t
@@ -101,6 +104,11 @@ func TestCreateTopics_refuses_counts_with_both_numbers(t *testing.T) {
 		brokers[0].until("broker 3 fenced", func() bool {
 			return brokers[0].phaseLocked(3) == controllerv1.BrokerPhase_BROKER_PHASE_FENCED
 		})
+		checked := create(&runnelv1.NewTopic{Name: "t", Partitions: new(int32(7))})
+		checked.Request.ValidateOnly = true
+		if resp, err := c.CreateTopics(t.Context(), checked); err != nil || resp.GetResponse().GetResults()[0].GetError() != nil {
+			t.Errorf("validate_only: %v, %v", resp, err)
+		}
 		resp, err := c.CreateTopics(t.Context(), create(&runnelv1.NewTopic{Name: "t", ReplicationFactor: new(int32(3))}))
 		if err != nil {
 			t.Fatal(err)
@@ -114,7 +122,8 @@ func TestCreateTopics_refuses_counts_with_both_numbers(t *testing.T) {
 	})
 }
 
-// The verdict on a value is the same at creation and at a change, and a refused change changes nothing.
+// The verdict on a value is the same at creation, at a change and in the controller's own configuration, and a refused change
+// changes nothing (AD-04).
 func TestConfigs_have_one_validator(t *testing.T) {
 	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, _ []*broker) {
 		t := w.t
@@ -142,6 +151,14 @@ func TestConfigs_have_one_validator(t *testing.T) {
 			{"", ""},
 			{"compression.type", "zstd"},
 			{"message.timestamp.type", "Now"},
+			{"segment.ms", "0"},
+			{"segment.bytes", "1073741825"},
+			{"retention.bytes", "+5"},
+			{"retention.bytes", "007"},
+			{"flush.interval.ms", "3600001"},
+			{"index.interval.bytes", "0.5"},
+			{"RETENTION.MS", "1000"},
+			{"retention.ms", " 1000"},
 			{"unclean.leader.election.enable", "yes"},
 			{"min.insync.replicas", "2"},
 			{"flush", "sync"},
@@ -160,6 +177,12 @@ func TestConfigs_have_one_validator(t *testing.T) {
 			refusal := created.GetResponse().GetResults()[0].GetError()
 			if (refusal == nil) != (err == nil) {
 				t.Errorf("%s=%q: create says %v, alter says %v", v.key, v.value, refusal, err)
+			}
+			cfg := controller.DefaultConfig()
+			cfg.Topics.Configs = configs
+			byReplicas := v.key == "min.insync.replicas" && v.value == "3" // which is for a topic to say
+			if own := cfg.Validate(); (own == nil) != (err == nil) && !byReplicas {
+				t.Errorf("%s=%q: the configuration says %v, alter says %v", v.key, v.value, own, err)
 			}
 			if err == nil {
 				continue
@@ -347,6 +370,7 @@ func TestDeleteTopic_frees_the_name_and_waits_for_every_broker_to_forget(t *test
 	})
 }
 
+// Partitions are only ever added, and all at once (AD-06).
 func TestAddPartitions_appear_together(t *testing.T) {
 	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
 		t := w.t

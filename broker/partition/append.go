@@ -15,15 +15,27 @@ import (
 // ErrCommitUncertain, and producer.ErrStateLost of a batch that was sent before,
 // mean that nothing was stored.
 func (p *Partition) Append(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	return p.append(b, epoch, false)
+}
+
+// AppendAtOnce is Append for a write that is answered without waiting for its
+// commit. It needs no minimum of replicas in sync, since nothing is promised
+// that they would have to keep; and only a confirmed leader takes it, since one
+// that was replaced unnoticed would answer for what nobody else ever sees.
+func (p *Partition) AppendAtOnce(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+	return p.append(b, epoch, true)
+}
+
+func (p *Partition) append(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	p.writing <- struct{}{}
-	a, err := p.appendToken(b, epoch)
+	a, err := p.appendToken(b, epoch, atOnce)
 	<-p.writing
 	p.deliver()
 	return a, err
 }
 
 // appendToken needs the writing token.
-func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended, error) {
+func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	st := p.state.Load()
 	if err := p.admit(st, epoch); err != nil {
 		return Appended{}, err
@@ -35,7 +47,7 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch) (Appended,
 			return a, err
 		}
 	}
-	if err := p.admitNew(st); err != nil {
+	if err := p.admitNew(st, atOnce); err != nil {
 		return Appended{}, err
 	}
 	t := p.Topic()
@@ -75,8 +87,11 @@ func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 }
 
 // admitNew says why a batch that is not stored yet must be refused.
-func (p *Partition) admitNew(st *State) error {
-	if !st.MinISRMet {
+func (p *Partition) admitNew(st *State, atOnce bool) error {
+	if atOnce && !p.Confirmed() {
+		return fmt.Errorf("%s: %w: nothing was stored, try again, or with acks ALL", p, ErrUnconfirmed)
+	}
+	if !atOnce && !st.MinISRMet {
 		p.mu.Lock()
 		isr, need := len(p.core.committed), p.core.minISR
 		p.mu.Unlock()

@@ -340,6 +340,9 @@ func TestMinISR(t *testing.T) {
 		if !errors.Is(err, ErrNotEnoughReplicas) || !errors.As(err, &f) || f.Metadata()["isr"] != "1" || f.Metadata()["minIsr"] != "2" {
 			t.Errorf("an append: %v", err)
 		}
+		if _, err := p.AppendAtOnce(batch(t, 1, 0), nil); err != nil {
+			t.Errorf("an append that nobody waits for needs no minimum: %v", err)
+		}
 		// Nobody else can vouch for this leader but the controller.
 		o = metadatatest.PartitionObject(p.Topic().ID, 0, me, 2)
 		o.GetPartition().Replicas, o.GetPartition().Isr = []int32{me, 2}, []int32{me, 2}
@@ -347,11 +350,15 @@ func TestMinISR(t *testing.T) {
 		r.session.mu.Lock()
 		r.session.confirmed = false
 		r.session.mu.Unlock()
+		end := p.State().LogEnd
+		if _, err := p.AppendAtOnce(batch(t, 1, 0), nil); !errors.Is(err, ErrUnconfirmed) || p.State().LogEnd != end {
+			t.Errorf("answered at once by a leader that may be none: %v", err)
+		}
 		if p.Confirmed() {
 			t.Error("confirmed by nobody")
 		}
 		// It may be one that others have left behind, at any end but its own.
-		end := p.State().LogEnd
+		end = p.State().LogEnd
 		if _, err := p.Read(nil, end+1, end+2); !errors.Is(err, ErrUnconfirmed) && !errors.Is(err, ErrOffsetNotAvailable) {
 			t.Errorf("a read beyond the end of a leader nobody confirms: %v", err)
 		}

@@ -244,7 +244,7 @@ func (s *LogService) takeForwarded(w *forwardedWrite) (got partition.Appended, p
 	if err != nil {
 		return got, nil, err
 	}
-	got, err = s.appendBatch(part, t, &batch, nil)
+	got, err = s.appendBatch(part, t, &batch, nil, w.req.Acks)
 	return got, part, err
 }
 

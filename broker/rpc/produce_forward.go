@@ -130,7 +130,7 @@ func (s *LogService) WriteLocal(topic uuid.UUID, n int32, w *router.Write) error
 	if err != nil {
 		return err
 	}
-	got, err := s.appendBatch(part, t, &batch, nil)
+	got, err := s.appendBatch(part, t, &batch, nil, w.Acks)
 	if err != nil {
 		return err
 	}

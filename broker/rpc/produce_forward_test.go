@@ -195,6 +195,11 @@ func TestForward_notEnoughReplicasAtOnce(t *testing.T) {
 		if e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_NOT_ENOUGH_REPLICAS || e.GetOutcomeUnknown() || e.GetMetadata()["minIsr"] != "2" || time.Since(start) > time.Second {
 			t.Errorf("after %s: %v", time.Since(start), e)
 		}
+		req := textRequest(1, "t", 0, "a")
+		req.Acks = runnelv1.Acks_ACKS_LEADER // is no promise that needs them
+		if r := w.brokers[1].produce(req); problem(r) != nil || r.GetBaseOffset() != 0 {
+			t.Error(r)
+		}
 		// After the append it is uncertain.
 		w.isr("t", 0, 2, 2, 3)
 		stream := w.brokers[1].open()

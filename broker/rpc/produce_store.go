@@ -79,18 +79,22 @@ func (p *produceSession) commit(pt *producePart, t *metadata.Topic, batch *recor
 		e := record.Epoch(p.req.LeaderEpoch)
 		epoch = &e
 	}
-	return p.svc.appendBatch(pt.part, t, batch, epoch)
+	return p.svc.appendBatch(pt.part, t, batch, epoch, p.req.Acks)
 }
 
 // appendBatch checks what depends on the topic and the clock, and appends.
-func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, batch *record.Batch, epoch *record.Epoch) (partition.Appended, error) {
+func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, batch *record.Batch, epoch *record.Epoch, acks int32) (partition.Appended, error) {
 	if batch.Transactional {
 		return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
 	}
 	if err := checkTimes(t, batch, time.Now().UnixMilli()); err != nil {
 		return partition.Appended{}, err
 	}
-	got, err := part.Append(batch, epoch)
+	store := part.Append
+	if answeredAtOnce(acks) {
+		store = part.AppendAtOnce
+	}
+	got, err := store(batch, epoch)
 	if err != nil || got.Duplicate {
 		return got, err
 	}

@@ -407,6 +407,14 @@ func TestProduce_notEnoughReplicasIsDefinite(t *testing.T) {
 		if e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_NOT_ENOUGH_REPLICAS || e.GetOutcomeUnknown() || e.GetMetadata()["minIsr"] != "2" {
 			t.Error(e)
 		}
+		// It is the promise of ALL alone that needs them.
+		for i, acks := range []runnelv1.Acks{runnelv1.Acks_ACKS_LEADER, runnelv1.Acks_ACKS_NONE} {
+			req := textRequest(1, "t", 0, "a")
+			req.Acks = acks
+			if r := b.produce(req); problem(r) != nil || b.ends()["t/0"] != int64(i+1) {
+				t.Errorf("%s: %v", acks, r)
+			}
+		}
 	})
 }
 

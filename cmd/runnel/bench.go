@@ -192,7 +192,7 @@ func (a *app) printBench(r benchResult, what string) error {
 	if a.format == "json" {
 		return a.printJSON(r)
 	}
-	fmt.Fprintf(a.out, "%d records %s in %.2f s: %.0f records/s, %.1f MB/s\n", r.Records, what, r.Seconds, r.RecordsPerSec, r.MBPerSec)
+	fmt.Fprintf(a.out, "%s %s in %.2f s: %.0f records/s, %.1f MB/s\n", counted(r.Records, "record"), what, r.Seconds, r.RecordsPerSec, r.MBPerSec)
 	if l := r.Latency; l != nil {
 		fmt.Fprintf(a.out, "latency: p50 %.2f ms, p90 %.2f ms, p99 %.2f ms, p99.9 %.2f ms, max %.2f ms\n", l.P50, l.P90, l.P99, l.P999, l.Max)
 	}

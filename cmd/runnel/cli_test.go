@@ -93,7 +93,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// When nobody listens, everything says so at once; when somebody listens and
+// When nobody listens, everything says so at once (AD-10); when somebody listens and
 // never answers, when --timeout has passed.
 func TestNobodyAnswers(t *testing.T) {
 	var lc net.ListenConfig
@@ -263,7 +263,7 @@ func TestProgressLine(t *testing.T) {
 	if want := "[###############...............]  50%  1000 records, 512.0 KiB, 500/s"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got := progressLine(10, 0, 1, time.Second); got != "1 records, 10 B, 1/s" {
+	if got := progressLine(10, 0, 1, time.Second); got != "1 record, 10 B, 1/s" {
 		t.Errorf("%q", got)
 	}
 }

@@ -70,8 +70,8 @@ func (a *app) verify(path string) error {
 		for _, d := range sum.Damage {
 			fmt.Fprintf(a.out, "%s: byte %d: %s\n", d.File, d.Position, d.What)
 		}
-		fmt.Fprintf(a.out, "%d segments, %d batches, %d records, %s: %s\n",
-			sum.Files, sum.Batches, sum.Records, bytesText(sum.Bytes), verdictText(len(sum.Damage)))
+		fmt.Fprintf(a.out, "%s, %d batches, %s, %s: %s\n",
+			counted(int64(sum.Files), "segment"), sum.Batches, counted(sum.Records, "record"), bytesText(sum.Bytes), verdictText(len(sum.Damage)))
 	}
 	if len(sum.Damage) > 0 {
 		return errQuiet

@@ -235,7 +235,7 @@ func loss(r *recovery, found *client.Recovery) string {
 		case c.MissingCommitted > 0:
 			text = what + fmt.Sprintf("loses for good at least %d acknowledged records, of %d that the longest copy has beyond it.", c.MissingCommitted, c.MissingRecords)
 		case c.MissingRecords > 0:
-			text = what + fmt.Sprintf("loses %d records of the longest copy for good; they may have been acknowledged.", c.MissingRecords)
+			text = what + fmt.Sprintf("loses %s of the longest copy for good; they may have been acknowledged.", counted(c.MissingRecords, "record"))
 		case c.Intact:
 			text = what + "loses nothing that another reported copy has."
 		default:

@@ -282,14 +282,14 @@ func (l *loader) report(readErr error) error {
 	defer l.mu.Unlock()
 	acked, bad := l.acked.Load(), l.failed+l.unknown
 	if bad > shownErrors {
-		fmt.Fprintf(l.app.err, "runnel: and %d lines more\n", bad-shownErrors)
+		fmt.Fprintf(l.app.err, "runnel: and %s more\n", counted(bad-shownErrors, "line"))
 	}
 	if readErr == nil && bad == 0 {
 		if l.app.format == "json" {
 			return l.app.printJSON(map[string]int64{"acknowledged": acked, "failed": 0, "unknown": 0})
 		}
 		if interactive(l.app.err) {
-			fmt.Fprintf(l.app.err, "%d records acknowledged\n", acked)
+			fmt.Fprintf(l.app.err, "%s acknowledged\n", counted(acked, "record"))
 		}
 		return nil
 	}
@@ -298,7 +298,7 @@ func (l *loader) report(readErr error) error {
 			return err
 		}
 	}
-	text := fmt.Sprintf("%d records were acknowledged, %d failed and are not stored, %d may or may not be stored", acked, l.failed, l.unknown)
+	text := fmt.Sprintf("records acknowledged: %d; failed, and not stored: %d; of unknown outcome, maybe stored: %d", acked, l.failed, l.unknown)
 	switch {
 	case readErr != nil:
 		return fmt.Errorf("%w: %s", readErr, text)

@@ -51,7 +51,7 @@ func (p *progress) close() {
 
 func progressLine(done, total, records int64, took time.Duration) string {
 	rate := float64(records) / max(took.Seconds(), 0.001)
-	line := fmt.Sprintf("%d records, %s, %.0f/s", records, bytesText(done), rate)
+	line := fmt.Sprintf("%s, %s, %.0f/s", counted(records, "record"), bytesText(done), rate)
 	if total <= 0 {
 		return line
 	}

@@ -125,11 +125,14 @@ func (a *app) createTopic(ctx context.Context, admin *client.Admin, t client.New
 }
 
 // partitions counts partitions in words.
-func partitions(n int32) string {
+func partitions(n int32) string { return counted(int64(n), "partition") }
+
+// counted is a number of things.
+func counted(n int64, thing string) string {
 	if n == 1 {
-		return "1 partition"
+		return "1 " + thing
 	}
-	return fmt.Sprintf("%d partitions", n)
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 func (a *app) warnUnlessApplied(applied bool) {

@@ -115,3 +115,21 @@ func must[T any](t *testing.T) func(T, error) T {
 		return v
 	}
 }
+
+// eventually waits until ok is true.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	give := time.NewTimer(time.Minute)
+	defer give.Stop()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-give.C:
+			t.Fatalf("not within a minute: %s", what)
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // The levers of the controllers work against a cluster that runs.
@@ -58,22 +57,4 @@ func TestControllerCommands(t *testing.T) {
 	eventually(t, "a topic can be created", func() bool {
 		return broker.try(t, broker.command(t, "topic", "create", "later", "--if-not-exists")).Code == 0
 	})
-}
-
-// eventually waits until ok is true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	give := time.NewTimer(time.Minute)
-	defer give.Stop()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-give.C:
-			t.Fatalf("not within a minute: %s", what)
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
 }

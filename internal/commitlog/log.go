@@ -16,7 +16,8 @@ import (
 // A Log is the log of one partition. Everything that changes it takes turns;
 // readers wait for nobody. All methods may be called concurrently.
 //
-// Lock order: writing, then syncing, then checkpointing; mu inside any.
+// Lock order: cleaning, writing, then syncing, then checkpointing; mu inside
+// any.
 type Log struct {
 	fs     vfs.FS
 	dir    string
@@ -40,9 +41,17 @@ type Log struct {
 	epochs atomic.Pointer[epochList]
 	// highWatermark is remembered for the checkpoint.
 	highWatermark atomic.Int64
-	// bytesRead counts what recovery and index rebuilding read.
+	// clean is how far compaction has come; who checkpoints replaces it.
+	clean atomic.Pointer[cleanState]
+	// purgedTo and cleanedTo are those of the next checkpoint.
+	purgedTo, cleanedTo atomic.Int64
+	// bytesRead counts what recovery, index rebuilding and compaction read.
 	bytesRead atomic.Int64
 	closed    atomic.Bool
+
+	// cleaning is held by who compacts the log, and guards cleanClocks.
+	cleaning    turn
+	cleanClocks clocks
 
 	// writing is held by who changes the log, and guards writer and producers.
 	writing   turn
@@ -68,6 +77,10 @@ type Log struct {
 	// cuts was seenCuts.
 	seen     []Range
 	seenCuts uint64
+	// closing says that no compaction may begin, stopClean ends the one under
+	// way, nil without one.
+	closing   bool
+	stopClean func()
 }
 
 // A view is an immutable picture of a log.
@@ -86,9 +99,7 @@ func (v *view) active() *segment { return v.segments[len(v.segments)-1] }
 type writer struct {
 	// lastAppendMs is the last batch's append time, or a floor for the next.
 	lastAppendMs int64
-	// clockWall and clockMono are one moment by both clocks.
-	clockWall int64
-	clockMono time.Time
+	clocks       clocks
 }
 
 // kept is what the side files hold.
@@ -103,7 +114,7 @@ type kept struct {
 func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recovery, error) {
 	l := &Log{
 		fs: fsys, dir: dir, failed: opts.Failed, now: opts.Now, idle: opts.Idle,
-		writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
+		cleaning: newTurn(), writing: newTurn(), syncing: newTurn(), checkpointing: newTurn(),
 		producers: producerFiles{owner: cfg.Producers, every: producersEvery},
 	}
 	if l.failed == nil {
@@ -130,7 +141,8 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	}
 	l.events = opts.OnEvent
 	now := l.now()
-	l.writer.clockWall, l.writer.clockMono = now.UnixMilli(), now
+	l.writer.clocks = clocks{now.UnixMilli(), now}
+	l.cleanClocks = l.writer.clocks
 	return l, report, nil
 }
 
@@ -167,8 +179,8 @@ func (l *Log) Size() int64 {
 // Segments returns how many segments there are.
 func (l *Log) Segments() int { return len(l.view.Load().segments) }
 
-// BytesRead returns how many bytes recovery and the making of indexes read
-// since the log was opened.
+// BytesRead returns how many bytes recovery, the making of indexes and compaction
+// read since the log was opened.
 func (l *Log) BytesRead() int64 { return l.bytesRead.Load() }
 
 // Damage returns the offsets below the end that are known to be damaged: by
@@ -358,6 +370,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	next.logStart = start
 	next.highWatermark = record.Offset(l.highWatermark.Load())
 	next.suspicion = l.kept.suspicion
+	next.purgedTo, next.cleanedTo = record.Offset(l.purgedTo.Load()), record.Offset(l.cleanedTo.Load())
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())
 	}
@@ -390,6 +403,7 @@ func (l *Log) keepEpochs() error {
 // trusts, and closes the files. Reads that are under way end as they may. A
 // log of a failed root is closed without another word to the disk.
 func (l *Log) Close() error {
+	l.stopCleaning()
 	l.writing.take()
 	defer l.writing.give()
 

@@ -36,13 +36,15 @@ const MaxSegmentBytes = 1 << 30
 
 // Defaults of [Config].
 const (
-	defaultSegmentAge     = 7 * 24 * time.Hour
-	defaultRetentionTime  = 7 * 24 * time.Hour
-	defaultIndexInterval  = 4096
-	defaultFlushInterval  = time.Second
-	unlimitedRetention    = -1
-	maxIndexIntervalBytes = math.MaxInt32
-	defaultIdleFiles      = 4
+	defaultSegmentAge      = 7 * 24 * time.Hour
+	defaultRetentionTime   = 7 * 24 * time.Hour
+	defaultIndexInterval   = 4096
+	defaultFlushInterval   = time.Second
+	unlimitedRetention     = -1
+	maxIndexIntervalBytes  = math.MaxInt32
+	defaultIdleFiles       = 4
+	defaultMinDirtyRatio   = 0.5
+	defaultDeleteRetention = 24 * time.Hour
 )
 
 // Config is how one log is kept. A zero field stands for its default.
@@ -62,6 +64,22 @@ type Config struct {
 	// RetentionTime is how old a segment's newest batch must be, by its append
 	// time, for the segment to go; negative is never. Default 7 days.
 	RetentionTime time.Duration
+	// Compact says that the log is to be compacted; see [Log.Clean], which
+	// does not ask.
+	Compact bool
+	// MinDirtyRatio is how much of what may be compacted must not have been,
+	// for a pass to be due. Default 0.5.
+	MinDirtyRatio float64
+	// MinCompactionLag is how old a segment's newest batch must be, by its
+	// append time, for it to be compacted. Default none.
+	MinCompactionLag time.Duration
+	// MaxCompactionLag is after how long a batch makes a pass due, whatever
+	// the ratio, and the active segment of a log that is compacted rolled.
+	// 0 is never, the default.
+	MaxCompactionLag time.Duration
+	// DeleteRetention is how long a tombstone stays after the first pass that
+	// met it. Default 24 h.
+	DeleteRetention time.Duration
 	// MaxBatchBytes is the largest frame that Append takes. Default and cap
 	// record.MaxFrameSize. What is stored already is not held to it.
 	MaxBatchBytes int
@@ -81,6 +99,15 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SegmentAge <= 0 {
 		c.SegmentAge = defaultSegmentAge
+	}
+	if c.Compact && c.MaxCompactionLag > 0 {
+		c.SegmentAge = min(c.SegmentAge, c.MaxCompactionLag)
+	}
+	if c.MinDirtyRatio <= 0 {
+		c.MinDirtyRatio = defaultMinDirtyRatio
+	}
+	if c.DeleteRetention <= 0 {
+		c.DeleteRetention = defaultDeleteRetention
 	}
 	if c.IndexIntervalBytes <= 0 {
 		c.IndexIntervalBytes = defaultIndexInterval

@@ -2,6 +2,7 @@ package commitlog
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -26,6 +27,15 @@ type modelBatch struct {
 	frame      []byte
 	producer   record.ProducerID
 	times      []int64 // of its records
+	// offsets are those of its records; nil stands for all from base to last.
+	offsets []record.Offset
+}
+
+func (b *modelBatch) offset(i int) record.Offset {
+	if b.offsets != nil {
+		return b.offsets[i]
+	}
+	return b.base + record.Offset(i)
 }
 
 // A model is what a log should hold, kept in a slice.
@@ -99,7 +109,7 @@ func (m *model) from(from, end record.Offset) []byte {
 func (m *model) forTime(ms int64, end record.Offset) (record.Offset, int64, bool) {
 	for _, b := range m.batches {
 		for i, t := range b.times {
-			off := b.base + record.Offset(i)
+			off := b.offset(i)
 			if off >= m.start && off < end && t >= ms {
 				return off, t, true
 			}
@@ -123,6 +133,8 @@ type harness struct {
 	seq     int
 	// producers is whether the logs have an owner of producers' state.
 	producers bool
+	// keys is how many keys the records have; 0 for records without.
+	keys int
 }
 
 // testConfig has segments of a few batches and an index that skips few.
@@ -165,7 +177,13 @@ func (h *harness) batch(t rapid.TB, size int, times ...int64) record.Batch {
 		h.seq++
 		value := fmt.Appendf(nil, "%08d", h.seq)
 		value = append(value, bytes.Repeat([]byte{'v'}, max(0, size-len(value)))...)
-		if err := h.builder.Add(nil, value, nil, ms); err != nil {
+		var key []byte
+		if h.keys > 0 {
+			if key = fmt.Appendf(nil, "k%d", h.seq%h.keys); h.seq%5 == 0 {
+				value = nil
+			}
+		}
+		if err := h.builder.Add(key, value, nil, ms); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -298,6 +316,61 @@ func (h *harness) retain(t rapid.TB, hw record.Offset) {
 	if n, err := h.log.Retain(h.nowMs, hw); n != 0 || err != nil {
 		t.Fatalf("a second retention pass removed %d, %v", n, err)
 	}
+}
+
+// clean compacts. The model takes over what replaces a group just before it
+// does; what it may be has tests of its own.
+func (h *harness) clean(t rapid.TB, mapBytes int64) {
+	t.Helper()
+	h.sync(t)
+	_, err := h.log.Clean(context.Background(), CleanOptions{NowMs: h.nowMs, Limit: h.m.end, MapBytes: mapBytes, swapping: func(g *group, by *segment) {
+		frames, err := vfs.ReadFile(h.mem, g.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := h.m.clone()
+		next.replace(frames, by.base, g.end)
+		h.begin(next)
+	}})
+	h.done()
+	if err != nil {
+		t.Fatalf("clean: %v", err)
+	}
+}
+
+// replace puts frames in the place of the batches of [from, to).
+func (m *model) replace(frames []byte, from, to record.Offset) {
+	var batches []modelBatch
+	for _, b := range m.batches {
+		if b.after < from {
+			batches = append(batches, b)
+		}
+	}
+	after := from
+	for len(frames) > 0 {
+		f, _ := record.CheckFrame(frames, record.MaxFrameSize)
+		h := f.Header
+		b := modelBatch{
+			base: h.BaseOffset, last: h.LastOffset(), after: after, epoch: h.LeaderEpoch, appendTime: h.AppendTimeMs,
+			frame: bytes.Clone(frames[:f.Size]), offsets: []record.Offset{},
+		}
+		var it record.Iterator
+		for it.Reset(h, f.Payload(frames)); it.Next(); {
+			b.times = append(b.times, it.Record().TimestampMs)
+			b.offsets = append(b.offsets, it.Record().Offset)
+		}
+		if b.last >= m.start {
+			batches = append(batches, b)
+		}
+		after = h.NextOffset()
+		frames = frames[f.Size:]
+	}
+	for _, b := range m.batches {
+		if b.after >= to {
+			batches = append(batches, b)
+		}
+	}
+	m.batches = batches
 }
 
 func (h *harness) reset(t rapid.TB, start record.Offset) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -53,9 +54,11 @@ func powerCutHistory(t *testing.T, seed uint64) error {
 	cfg := testConfig()
 	cfg.SegmentBytes = []int64{300, 1000, 4000}[rng.IntN(3)]
 	cfg.RetentionBytes = []int64{-1, 1500}[rng.IntN(2)]
+	cfg.DeleteRetention = time.Minute
 	p := &powerCut{h: newHarness(cfg), rng: rng, stage: "open"}
 	p.h.producers = rng.IntN(2) == 0
 	h := p.h
+	h.keys = []int{2, 9}[rng.IntN(2)]
 	h.fault.Before(vfs.OpSyncPoints, func(op vfs.Op, name string) {
 		if p.err == nil {
 			p.cuts++
@@ -87,7 +90,7 @@ func (p *powerCut) step(t *testing.T) {
 	t.Helper()
 	h, rng := p.h, p.rng
 	offset := func() record.Offset { return h.m.start + record.Offset(rng.Int64N(int64(h.m.end-h.m.start)+1)) }
-	op := rng.IntN(20)
+	op := rng.IntN(23)
 	p.stage = fmt.Sprintf("operation %d", op)
 	switch op {
 	case 0, 1, 2, 3, 4, 5, 6:
@@ -118,6 +121,11 @@ func (p *powerCut) step(t *testing.T) {
 		h.startEpoch(t)
 	case 18:
 		h.reopen(t, rng.IntN(2) == 0)
+	case 19, 20, 21:
+		if rng.IntN(2) == 0 {
+			must(t, h.log.Roll())
+		}
+		h.clean(t, []int64{100, 1 << 20}[rng.IntN(2)])
 	default:
 		if rng.IntN(3) == 0 {
 			h.reset(t, record.Offset(rng.IntN(1000)))

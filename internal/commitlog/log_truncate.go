@@ -39,6 +39,9 @@ func (l *Log) TruncateTo(o record.Offset) error {
 	}
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+	end := int64(l.End())
+	l.purgedTo.Store(min(l.purgedTo.Load(), end))
+	l.cleanedTo.Store(min(l.cleanedTo.Load(), end))
 	return l.checkpointLocked()
 }
 
@@ -202,6 +205,9 @@ func (l *Log) lower(end record.Offset) error {
 	l.highWatermark.Store(min(l.highWatermark.Load(), int64(end)))
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+	if err := l.lowerDirty(end); err != nil {
+		return err
+	}
 	return l.checkpointLocked()
 }
 
@@ -328,11 +334,20 @@ func (l *Log) reset(logStart record.Offset, epoch record.Epoch) error {
 	}
 	l.highWatermark.Store(int64(logStart))
 	l.durable.Store(int64(logStart))
+	return l.forget()
+}
 
+// forget writes down that nothing is known of what a reset removed.
+func (l *Log) forget() error {
 	l.checkpointing.take()
 	defer l.checkpointing.give()
+
 	l.kept.suspicion = NotSuspect
-	l.kept.checkpoint.purgedTo, l.kept.checkpoint.cleanedTo = 0, 0
+	if err := l.lowerDirty(0); err != nil { // nothing is appended before
+		return err
+	}
+	l.purgedTo.Store(0)
+	l.cleanedTo.Store(0)
 	return l.checkpointLocked()
 }
 

@@ -11,11 +11,12 @@ import (
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
-// Readers that read while the log is appended to, rolled, deleted from and
-// cut get whole sound frames of what was there, and never a complaint about
+// Readers that read while the log is appended to, rolled, compacted, deleted
+// from and cut get whole sound frames of what was there, and never a complaint about
 // the log.
 func TestRead_whileTheLogChanges(t *testing.T) {
 	h := newHarness(testConfig())
+	h.keys = 50
 	h.mustOpen(t, false)
 	h.startEpoch(t)
 	var stop atomic.Bool
@@ -46,6 +47,8 @@ func TestRead_whileTheLogChanges(t *testing.T) {
 			h.sync(t)
 		case 15:
 			h.truncate(t, max(h.m.start, h.m.end-record.Offset(i%9)))
+		case 20, 35:
+			h.clean(t, 0)
 		case 30:
 			h.deleteBefore(t, h.m.start+(h.m.end-h.m.start)/2)
 		case 39:

@@ -26,6 +26,9 @@ type Recovery struct {
 	// can be trusted all the same is for its owner: it can when the machine
 	// has not rebooted since, or when the topic counts only what was synced.
 	TornBytes int64
+	// Spoiled: they are more than the beginning of one batch, which is all that
+	// a process leaves of an append in which it was killed.
+	Spoiled bool
 	// Damage are the offsets below the end that cannot be read.
 	Damage []Range
 	// Suspicion is why the log may miss what was acknowledged, whoever
@@ -136,6 +139,13 @@ func (r *recovery) survey() (err error) {
 	entries, err := l.fs.ReadDir(l.dir)
 	if err != nil {
 		return err
+	}
+	if finished, err := r.finishSwaps(entries); err != nil {
+		return err
+	} else if finished {
+		if entries, err = l.fs.ReadDir(l.dir); err != nil {
+			return err
+		}
 	}
 	indexes := map[record.Offset]int64{}
 	for _, e := range entries {

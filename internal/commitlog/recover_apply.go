@@ -213,6 +213,28 @@ func (r *recovery) remakeIndexes() error {
 	return nil
 }
 
+// keepClean takes over how far compaction had come. Without a checkpoint nobody
+// knows which tombstones went.
+func (r *recovery) keepClean() error {
+	l := r.l
+	s, found, err := readCleanState(l.fs, l.dir)
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.path(cleanerName), err)
+	}
+	purgedTo, cleanedTo := r.kept.purgedTo, r.kept.cleanedTo
+	if !r.found && found {
+		purgedTo, cleanedTo = r.next, r.next
+	}
+	l.purgedTo.Store(min(int64(purgedTo), int64(r.next)))
+	l.cleanedTo.Store(min(int64(cleanedTo), int64(r.next)))
+	l.clean.Store(&s)
+	if s.dirtyFrom > r.next {
+		// Before anything is appended where the log lost its end.
+		return l.keepClean(cleanState{r.next, s.horizonMs})
+	}
+	return nil
+}
+
 // keep writes the side files.
 func (r *recovery) keep() error {
 	l := r.l
@@ -225,6 +247,9 @@ func (r *recovery) keep() error {
 		if err := writeDamage(l.fs, l.dir, r.damage); err != nil {
 			return err
 		}
+	}
+	if err := r.keepClean(); err != nil {
+		return err
 	}
 	l.kept.checkpoint = r.kept
 	l.kept.suspicion = r.report.Suspicion

@@ -1,7 +1,6 @@
 package commitlog
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/runnelmq/runnel/internal/record"
@@ -47,7 +46,7 @@ func (l *Log) Retain(nowMs int64, hw record.Offset) (removed int, err error) {
 	if err := l.usable(); err != nil {
 		return 0, err
 	}
-	if err := l.judgeClock(nowMs); err != nil {
+	if err := l.writer.clocks.judge(nowMs, l.now()); err != nil {
 		return 0, err
 	}
 	start, err := l.retainedFrom(nowMs, min(hw, l.End()))
@@ -58,18 +57,6 @@ func (l *Log) Retain(nowMs int64, hw record.Offset) (removed int, err error) {
 		return 0, nil
 	}
 	return l.deleteBefore(start)
-}
-
-// judgeClock compares both clocks with those of the last pass.
-func (l *Log) judgeClock(nowMs int64) error {
-	mono := l.now()
-	ran := mono.Sub(l.writer.clockMono)
-	jump := time.Duration(nowMs-l.writer.clockWall)*time.Millisecond - ran
-	l.writer.clockWall, l.writer.clockMono = nowMs, mono
-	if jump.Abs() > clockJump {
-		return fmt.Errorf("%w by %s: this retention pass was skipped", ErrClockJumped, jump.Round(time.Second))
-	}
-	return nil
 }
 
 // retainedFrom returns the offset below which retention lets all go.

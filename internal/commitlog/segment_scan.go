@@ -115,8 +115,12 @@ func (s *scanner) window(pos int64, n int) ([]byte, error) {
 	return s.buf, nil
 }
 
-// timestamp is the largest timestamp of a batch's records.
+// timestamp is the largest timestamp of a batch's records, noTimestamp when
+// compaction has left none.
 func timestamp(h *record.Header) int64 {
+	if h.RecordCount == 0 {
+		return noTimestamp
+	}
 	if h.TimestampType == record.LogAppendTime {
 		return h.AppendTimeMs
 	}

@@ -47,15 +47,18 @@ func (b *Batch) Seal(base Offset, epoch Epoch, appendTimeMs int64, tt TimestampT
 	if first < 0 || !b.plausible(size) || !tt.Valid() || !b.Compression.Valid() {
 		panic(fmt.Sprintf("record: sealing an impossible batch: payload at %d, %+v", b.start, b.Header))
 	}
-	body := HeaderSize + payloadTagSize + lengthSize(size) + size
-	prefix := b.buf[first:b.start]
-	prefix[0] = outerTag
-	header := prefix[1+putLength(prefix[1:], body):]
-	putHeader(header, &b.Header)
-	putPayloadPrefix(header[HeaderSize:], b.Compression, size)
-	b.HeaderCRC = crc32.Checksum(header[coveredFrom:], castagnoli)
-	binary.LittleEndian.PutUint32(header[posHeaderCRC:], b.HeaderCRC)
+	putPrefix(b.buf[first:b.start], &b.Header, size)
 	return b.buf[first:b.end:b.end]
+}
+
+// putPrefix writes into b, which has the size for it, what comes before a payload of the given size, and sets h.HeaderCRC.
+func putPrefix(b []byte, h *Header, size int) {
+	b[0] = outerTag
+	header := b[1+putLength(b[1:], HeaderSize+payloadTagSize+lengthSize(size)+size):]
+	putHeader(header, h)
+	putPayloadPrefix(header[HeaderSize:], h.Compression, size)
+	h.HeaderCRC = crc32.Checksum(header[coveredFrom:], castagnoli)
+	binary.LittleEndian.PutUint32(header[posHeaderCRC:], h.HeaderCRC)
 }
 
 // putPayloadPrefix writes the payload's tag and length.
@@ -102,4 +105,11 @@ func (b *Batch) Message() []byte {
 	first := b.start - len(p)
 	copy(b.buf[first:], p)
 	return b.buf[first:b.end:b.end]
+}
+
+// AppendMessage appends what [Batch.AppendMessage] does for a batch of h and a payload that was read before, such as to send
+// it with other producer's fields. The payload is copied.
+func AppendMessage(dst []byte, h Header, payload []byte) []byte {
+	b := Batch{Header: h, buf: payload, end: len(payload)}
+	return b.AppendMessage(dst)
 }

@@ -53,6 +53,7 @@ type Iterator struct {
 	index int
 	last  int64 // offset delta of the record before, -1 at first
 	rec   Record
+	raw   rawRecord // what rec was made from
 	err   error
 }
 
@@ -89,7 +90,7 @@ func (it *Iterator) Next() bool {
 		}
 		return false
 	}
-	var r rawRecord
+	r := &it.raw
 	next, f := r.decode(it.set, it.pos)
 	if f != noFault {
 		return it.fail(next, f.String())

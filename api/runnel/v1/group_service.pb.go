@@ -25,7 +25,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How partitions are divided among the members that read a topic. All are balanced over topics and deterministic.
+// How partitions are divided among the members that read a topic. All are deterministic.
 type Assignor int32
 
 const (
@@ -35,7 +35,7 @@ const (
 	Assignor_ASSIGNOR_STICKY Assignor = 1
 	// Topic by topic, in runs: the members' partitions of equal numbers meet, for joins of topics that are partitioned alike.
 	Assignor_ASSIGNOR_RANGE Assignor = 2
-	// All partitions are dealt in turn.
+	// All partitions of all topics are dealt in turn.
 	Assignor_ASSIGNOR_ROUND_ROBIN Assignor = 3
 	// As STICKY; among equal choices, partitions go to members in the rack of one of their replicas.
 	Assignor_ASSIGNOR_STICKY_RACK_AWARE Assignor = 4

@@ -33,7 +33,7 @@ const (
 	Acks_ACKS_UNSPECIFIED Acks = 0
 	// Answered when read by the broker, before it is stored; partition and base_offset are absent.
 	Acks_ACKS_NONE Acks = 1
-	// Answered when the leader has appended it.
+	// Answered when the leader has appended it, however few replicas are in sync.
 	Acks_ACKS_LEADER Acks = 2
 	// Answered when the high watermark has passed it.
 	Acks_ACKS_ALL Acks = 3
