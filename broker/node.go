@@ -128,10 +128,11 @@ func (n *node) build(sec security) {
 	log := b.deps.Log.With().Str("component", "rpc").Logger()
 	n.client = rpcserver.New(rpcserver.Options{
 		Port: rpcserver.ClientPort, Rules: rpc.Rules(), Log: log, Metrics: reg, Codec: codec, TLS: sec.clientPort,
+		NoReflection: !b.cfg.Listen.Reflection,
 	})
 	n.internal = rpcserver.New(rpcserver.Options{
 		Port: rpcserver.InternalPort, Rules: append(rpc.Rules(), replication.Rules()...), Log: log, Metrics: reg, Codec: codec,
-		TLS: sec.internalPort, Secret: string(b.cfg.Security.ClusterSecret),
+		TLS: sec.internalPort, Secret: string(b.cfg.Security.ClusterSecret), NoReflection: !b.cfg.Listen.Reflection,
 	})
 	n.buildReplication(b.dial(sec.dial, codec), pool, replication.NewMetrics(reg))
 	maxAge := b.cfg.Streams.MaxAge.Std()

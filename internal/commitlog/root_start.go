@@ -72,7 +72,7 @@ func (r *Root) acquire() (fresh bool, err error) {
 		}
 		if !exists {
 			if err := vfs.MkdirAllSynced(r.fs, r.dir); err != nil {
-				return false, fmt.Errorf("make the data directory: %w", err)
+				return false, fmt.Errorf("make the data directory: %w: the user that runs this must be able to write there", err)
 			}
 		}
 	}
