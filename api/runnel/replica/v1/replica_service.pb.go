@@ -485,7 +485,9 @@ func (x *Subscribe) GetCreditBytes() int64 {
 type Unsubscribe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which.
-	Subscription  int64 `protobuf:"varint,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	Subscription int64 `protobuf:"varint,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	// The follower can take no records for a while, because its disk is full: it asks to leave the in-sync replicas, so that nobody waits for it.
+	Withdraw      bool `protobuf:"varint,2,opt,name=withdraw,proto3" json:"withdraw,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -525,6 +527,13 @@ func (x *Unsubscribe) GetSubscription() int64 {
 		return x.Subscription
 	}
 	return 0
+}
+
+func (x *Unsubscribe) GetWithdraw() bool {
+	if x != nil {
+		return x.Withdraw
+	}
+	return false
 }
 
 // Progress of several partitions.
@@ -1647,9 +1656,10 @@ const file_runnel_replica_v1_replica_service_proto_rawDesc = "" +
 	"last_epoch\x18\x06 \x01(\x03H\x00R\tlastEpoch\x88\x01\x01\x12(\n" +
 	"\x10log_start_offset\x18\a \x01(\x03R\x0elogStartOffset\x12!\n" +
 	"\fcredit_bytes\x18\b \x01(\x03R\vcreditBytesB\r\n" +
-	"\v_last_epoch\"1\n" +
+	"\v_last_epoch\"M\n" +
 	"\vUnsubscribe\x12\"\n" +
-	"\fsubscription\x18\x01 \x01(\x03R\fsubscription\"2\n" +
+	"\fsubscription\x18\x01 \x01(\x03R\fsubscription\x12\x1a\n" +
+	"\bwithdraw\x18\x02 \x01(\bR\bwithdraw\"2\n" +
 	"\x04Acks\x12*\n" +
 	"\x04acks\x18\x01 \x03(\v2\x16.runnel.replica.v1.AckR\x04acks\"\x86\x02\n" +
 	"\x03Ack\x12\x19\n" +
