@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,8 +19,7 @@ import (
 // durations returns the keys of all options of a configuration that are
 // durations.
 func durations(t reflect.Type, prefix string) (keys []string) {
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		key := prefix + f.Tag.Get("yaml")
 		switch {
 		case f.Type == reflect.TypeFor[config.Duration]():
@@ -85,11 +85,11 @@ func TestGR07_durationsHaveUnits(t *testing.T) {
 				}
 				text := strings.Trim(value, "'")
 				variable := c.env + strings.ToUpper(strings.ReplaceAll(key, ".", "_"))
-				args := append(c.args[:len(c.args):len(c.args)], flag)
+				args := append(slices.Clip(c.args), flag)
 				return map[string]result{
-					"file":        cli(t, "", append(args[:len(args):len(args)], "--config", file)...),
+					"file":        cli(t, "", append(slices.Clip(args), "--config", file)...),
 					"environment": withEnv(t, map[string]string{variable: text}, args...),
-					"flag":        cli(t, "", append(args[:len(args):len(args)], "--set", key+"="+text)...),
+					"flag":        cli(t, "", append(slices.Clip(args), "--set", key+"="+text)...),
 				}
 			}
 			for _, bad := range []string{"20", "'20'", "0", "-20", "1.5", "20 parsecs", "soon", "-1s", "1000000h"} {

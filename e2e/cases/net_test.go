@@ -18,7 +18,7 @@ type network struct {
 	listeners map[string]*bufconn.Listener
 	links     map[string][]*link // by the address dialled, those that are open
 	dials     map[string]int
-	received  atomic.Int64 // bytes that came over all links, to who dialled
+	received  atomic.Int64   // bytes that came over all links, to who dialled
 	most      map[string]int // links open at one time
 }
 
