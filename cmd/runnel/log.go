@@ -3,7 +3,9 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
@@ -49,10 +51,15 @@ func (a *app) verify(path string) error {
 		return err
 	}
 	sum := logSummary{Damage: []spot{}}
+	var done, records atomic.Int64
+	bar := startProgress(a.err, sizeOf(dirs), func() (int64, int64) { return done.Load(), records.Load() })
+	defer bar.close()
 	for _, files := range dirs {
 		s := newScanner(func(f *record.Frame, _ place, payload []byte) error {
 			sum.Batches++
 			sum.Records += int64(f.Header.RecordCount)
+			done.Add(int64(f.Size))
+			records.Store(sum.Records)
 			return checkRecords(f.Header, payload)
 		})
 		if err := s.scan(files); err != nil {
@@ -62,6 +69,7 @@ func (a *app) verify(path string) error {
 		sum.Bytes += s.bytes
 		sum.Damage = append(sum.Damage, s.damage...)
 	}
+	bar.close()
 	if a.format == "json" {
 		if err := a.printJSON(sum); err != nil {
 			return err
@@ -77,6 +85,18 @@ func (a *app) verify(path string) error {
 		return errQuiet
 	}
 	return nil
+}
+
+// sizeOf returns the bytes of all files.
+func sizeOf(dirs [][]string) (total int64) {
+	for _, files := range dirs {
+		for _, name := range files {
+			if info, err := os.Stat(name); err == nil { // what is gone is told when it is read
+				total += info.Size()
+			}
+		}
+	}
+	return total
 }
 
 func verdictText(damaged int) string {
