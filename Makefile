@@ -26,6 +26,8 @@ SOAK_SEEDS ?= 10000
 FAULTS ?= 60s
 SOAK_FAULTS ?= 10m
 TRIALS ?= 20
+# How many random clusters `make sim` tries.
+SIM_SEEDS ?= 100
 # What the benchmark writes as JSON beside its text.
 BENCH_JSON ?= bin/bench.json
 
@@ -114,6 +116,11 @@ faults: ## Hurt a cluster of real processes at random, under load, for FAULTS; n
 .PHONY: failover
 failover: ## Measure how long lost leaders are missed: TRIALS of each kind
 	RUNNEL_TRIALS=$(TRIALS) go test -count 1 -timeout 60m -v -run 'TestFailoverTimes' ./e2e/proc
+
+.PHONY: sim
+sim: ## Try SIM_SEEDS clusters in memory under random faults, then take each rule of the protocol out once
+	RUNNEL_SOAK_SEEDS=$(SIM_SEEDS) go test -count 1 -timeout 60m ./e2e/sim
+	RUNNEL_SIM_MUTATIONS=all go test -count 1 -timeout 60m -run TestMutations -v ./e2e/sim
 
 .PHONY: soak
 soak: ## Try SOAK_SEEDS histories with power cuts, then random faults for SOAK_FAULTS

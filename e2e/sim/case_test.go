@@ -15,6 +15,7 @@ import (
 // scene runs a story in a cluster of three brokers, and judges how it ended.
 func scene(t *testing.T, controllers int, busy bool, story func(c *cluster)) {
 	t.Helper()
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 1, shape{controllers: controllers, brokers: 3, lag: 5 * time.Second, latency: 2 * time.Millisecond})
 		defer c.report()

@@ -148,13 +148,18 @@ func (w *writer) send(value []byte) (int64, error) {
 	// The call outlives the end of the run, so that its outcome is known.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
-	id := w.topic.id
+	return w.l.c.appendTo(ctx, w.l.c.conns[w.at], w.topic, w.partition, w.rng.IntN(2) == 0, value, 3*time.Second)
+}
+
+// appendTo writes one record, directly or through a broker that need not lead.
+func (c *cluster) appendTo(ctx context.Context, conn grpc.ClientConnInterface, t *topic, n int32, proxy bool, value []byte, timeout time.Duration) (int64, error) {
+	id := t.id
 	routing := runnelv1.Routing_ROUTING_DIRECT
-	if w.rng.IntN(2) == 0 {
+	if proxy {
 		routing = runnelv1.Routing_ROUTING_PROXY
 	}
-	resp, err := runnelv1.NewLogServiceClient(w.l.c.conns[w.at]).Append(ctx, &runnelv1.AppendRequest{Request: &runnelv1.ProduceRequest{
-		Topic: w.topic.name, TopicId: &id, Partition: &w.partition, Acks: runnelv1.Acks_ACKS_ALL, Timeout: durationpb.New(3 * time.Second),
+	resp, err := runnelv1.NewLogServiceClient(conn).Append(ctx, &runnelv1.AppendRequest{Request: &runnelv1.ProduceRequest{
+		Topic: t.name, TopicId: &id, Partition: &n, Acks: runnelv1.Acks_ACKS_ALL, Timeout: durationpb.New(timeout),
 		Routing: routing, Records: []*runnelv1.ProduceRecord{{Value: value}},
 	}})
 	if err != nil {

@@ -101,6 +101,7 @@ func newCluster(t *testing.T, seed uint64, s shape) *cluster {
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), shape: s, net: newNetwork(), kv: storetest.New(), logs: newJournal(),
 	}
 	c.judge = newJudge(c)
+	c.kv.Audit(c.judge.audit)
 	c.spread()
 	for i := range s.controllers {
 		h := &controllerHost{c: c, name: fmt.Sprintf("c%d", i)}
@@ -210,7 +211,7 @@ func (h *brokerHost) start() {
 	}
 	cfg.Replication.LagTimeMax = config.Duration(c.shape.lag)
 	cfg.Shutdown.Timeout = config.Duration(5 * time.Second)
-	p := &brokerProcess{disk: &disk{mem: h.mem, slow: c.some()}, done: make(chan struct{})}
+	p := &brokerProcess{disk: &disk{mem: h.mem, slow: c.some(), died: make(chan struct{})}, done: make(chan struct{})}
 	living := func() bool { p.disk.mu.RLock(); defer p.disk.mu.RUnlock(); return !p.disk.dead }
 	boot := fmt.Sprintf("%s-boot-%d", h.name, h.boots)
 	b, err := broker.New(cfg, broker.Deps{
@@ -231,7 +232,7 @@ func (h *brokerHost) start() {
 	c.wg.Go(func() {
 		defer close(p.done)
 		err := b.Run(ctx)
-		if living() && (err != nil || ctx.Err() == nil) {
+		if living() && (err != nil || ctx.Err() == nil) && p.disk.failedAt().IsZero() {
 			c.judge.complain("process", "broker %s ended by itself: %v", h.name, err)
 		}
 	})
@@ -243,12 +244,33 @@ func (h *brokerHost) kill() {
 	h.gone(true)
 }
 
-// cutPower ends the machine at once.
-func (h *brokerHost) cutPower() {
-	h.mem = h.proc.disk.powerCut(h.c.rng)
+// cutPower ends the machine at once, and keeps a part of what was not synced.
+func (h *brokerHost) cutPower(keep int) {
+	h.mem = h.proc.disk.powerCut(h.c.rng, keep)
 	h.boots++
 	h.lossy = true
 	h.gone(false)
+}
+
+// ended says whether the process has come to its end, by itself or as it was
+// asked to.
+func (h *brokerHost) ended() bool {
+	select {
+	case <-h.proc.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// restartAfterFailure starts the broker again on the disk on which it ended,
+// which holds none of what was not synced: the kernel does not keep for long
+// what it could not write.
+func (h *brokerHost) restartAfterFailure() {
+	h.mem = h.proc.disk.powerCut(h.c.rng, 0)
+	h.lossy = true
+	h.gone(true)
+	h.start()
 }
 
 func (h *brokerHost) gone(power bool) {

@@ -88,7 +88,7 @@ func cutPower(c *cluster) (string, func() bool) {
 	if !ok {
 		return "", nil
 	}
-	h.cutPower()
+	h.cutPower([]int{0, 0, 50, 90}[c.rng.IntN(4)])
 	return "power cut at " + h.name, func() bool { h.start(); return true }
 }
 

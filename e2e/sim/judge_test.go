@@ -23,6 +23,9 @@ type judge struct {
 	elected map[epochKey]state.BrokerID // who was ever recorded as leader
 	ends    map[leaderKey]record.Offset // high watermarks of leaders
 	newest  map[state.PartitionKey]*state.Partition
+	insight insight
+	// despair: so much is broken that a recovery election is right.
+	despair bool
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -30,6 +33,7 @@ type judge struct {
 	// committed is up to where each partition is known to be committed.
 	committed  map[state.PartitionKey]record.Offset
 	acked      int
+	unchecked  []promised
 	complaints []string
 	kinds      map[string]int
 }
@@ -49,7 +53,7 @@ type leaderKey struct {
 func newJudge(c *cluster) *judge {
 	return &judge{
 		c: c, leaders: map[epochKey]*brokerProcess{}, elected: map[epochKey]state.BrokerID{}, ends: map[leaderKey]record.Offset{},
-		newest: map[state.PartitionKey]*state.Partition{}, committed: map[state.PartitionKey]record.Offset{}, kinds: map[string]int{},
+		newest: map[state.PartitionKey]*state.Partition{}, committed: map[state.PartitionKey]record.Offset{}, kinds: map[string]int{}, insight: newInsight(),
 	}
 }
 
@@ -75,10 +79,12 @@ func (j *judge) found() []string {
 
 // acknowledged notes what a client was promised.
 func (j *judge) acknowledged(t *topic, n int32, offset int64) {
+	k := state.PartitionKey{Topic: uuid.MustParse(t.id), Number: n}
 	j.mu.Lock()
 	j.acked++
+	j.unchecked = append(j.unchecked, promised{k, record.Offset(offset)})
 	j.mu.Unlock()
-	j.raise(state.PartitionKey{Topic: uuid.MustParse(t.id), Number: n}, record.Offset(offset)+1)
+	j.raise(k, record.Offset(offset)+1)
 }
 
 // acks returns how many records were acknowledged.
@@ -155,8 +161,11 @@ func (j *judge) look() picture {
 		}
 		for _, p := range h.proc.Partitions().All() {
 			j.replica(h, p)
+			j.inside(h, p, state.PartitionKey{Topic: p.Topic().ID, Number: p.Number()}, &pic)
 		}
 	}
+	j.kept(&pic)
+	j.failed()
 	for k, rec := range pic.partitions {
 		j.complete(k, rec, &pic)
 	}
@@ -174,7 +183,7 @@ func (j *judge) record(k state.PartitionKey, rec *state.Partition) {
 			j.name(k), rec.Leader, rec.LeaderEpoch, rec.ISR, rec.ELR, rec.LastKnown, rec.PartitionEpoch)
 	}
 	j.newest[k] = rec
-	if len(rec.LossyEpochs) > 0 {
+	if len(rec.LossyEpochs) > 0 && !j.despair {
 		j.complain("I12", "%s: a recovery election, though enough complete copies exist: %+v", j.name(k), *rec)
 	}
 	if rec.Leader == state.NoLeader {
@@ -353,8 +362,11 @@ func (j *judge) unsettledPartition(k state.PartitionKey, rec *state.Partition) s
 		if why := p.Suspicion(); why != "" {
 			return fmt.Sprintf("broker %d is in sync and still suspect: %s", id, why)
 		}
-		if st := p.State(); st.LogEnd != want.LogEnd || st.HighWatermark != want.HighWatermark || st.Epoch != want.Epoch {
+		if st := p.State(); st.LogEnd != want.LogEnd || st.HighWatermark != want.HighWatermark || st.Epoch != want.Epoch || st.LogStart != want.LogStart {
 			return fmt.Sprintf("leader %d: %+v; broker %d: %+v", rec.Leader, want, id, st)
+		}
+		if in := p.Inside(); in.PartitionEpoch != rec.PartitionEpoch {
+			return fmt.Sprintf("broker %d knows of partition epoch %d: %+v", id, in.PartitionEpoch, *rec)
 		}
 	}
 	return ""

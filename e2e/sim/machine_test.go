@@ -5,7 +5,10 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/runnelmq/runnel/controller/store"
@@ -16,38 +19,115 @@ import (
 // it was killed: it goes on running here, and nothing it does has an effect.
 var errDead = errors.New("sim: this process was killed")
 
+// errIO is what a broken disk says.
+var errIO = &os.PathError{Op: "sync", Path: "a log", Err: syscall.EIO}
+
 // A disk is a file system as one process has it: after its death nothing
 // reaches it any more.
 type disk struct {
 	mem *vfs.Mem
 	// slow is how long a sync takes.
 	slow time.Duration
+	// died is closed with the process.
+	died chan struct{}
 
 	// mu makes a process's death one moment. It is held over calls of mem,
 	// which never wait.
 	mu   sync.RWMutex
 	dead bool
+
+	trouble trouble
 }
 
 var _ vfs.FS = (*disk)(nil)
+
+// A trouble is what is wrong with a disk at present.
+type trouble struct {
+	// mu guards the fields below
+	mu sync.Mutex
+
+	hang   chan struct{} // closed when it goes on; nil: it does not hang
+	err    error         // of whatever changes a log file; nil: none
+	failed time.Time     // when that was first told; zero: not yet
+}
+
+// hang makes all that changes files wait until the returned function is called.
+func (d *disk) hang() (goOn func()) {
+	d.trouble.mu.Lock()
+	defer d.trouble.mu.Unlock()
+	gate := make(chan struct{})
+	d.trouble.hang = gate
+	return func() {
+		d.trouble.mu.Lock()
+		defer d.trouble.mu.Unlock()
+		if d.trouble.hang == gate {
+			d.trouble.hang = nil
+			close(gate)
+		}
+	}
+}
+
+// fail makes all that changes log files fail from now on; nil: no more.
+func (d *disk) fail(err error) {
+	d.trouble.mu.Lock()
+	defer d.trouble.mu.Unlock()
+	d.trouble.err = err
+}
+
+// failedAt returns when the disk first failed a call, zero when it has not.
+func (d *disk) failedAt() time.Time {
+	d.trouble.mu.Lock()
+	defer d.trouble.mu.Unlock()
+	return d.trouble.failed
+}
+
+// change is what a call that changes a file meets first.
+func (d *disk) change(name string) error {
+	d.trouble.mu.Lock()
+	hang := d.trouble.hang
+	d.trouble.mu.Unlock()
+	if hang != nil {
+		select {
+		case <-hang:
+		case <-d.died:
+		}
+	}
+	d.trouble.mu.Lock()
+	defer d.trouble.mu.Unlock()
+	if d.trouble.err == nil || !strings.HasSuffix(name, ".log") {
+		return nil
+	}
+	if d.trouble.failed.IsZero() {
+		d.trouble.failed = time.Now()
+	}
+	return d.trouble.err
+}
 
 // kill ends the process. What it wrote is there for the next one.
 func (d *disk) kill() *vfs.Mem {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.dead = true
+	d.dieLocked()
 	d.mem.Kill()
 	return d.mem
 }
 
-// powerCut ends the machine, and returns what its disk holds afterwards.
-func (d *disk) powerCut(rng *rand.Rand) *vfs.Mem {
+// powerCut ends the machine, and returns what its disk holds afterwards: keep
+// of a hundred writes that were not synced.
+func (d *disk) powerCut(rng *rand.Rand, keep int) *vfs.Mem {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.dead = true
-	after := d.mem.CrashClone(rng, vfs.CrashOptions{KeepUnsyncedPercent: []int{0, 0, 50, 90}[rng.IntN(4)], TornSectors: rng.IntN(2) == 0})
+	d.dieLocked()
+	after := d.mem.CrashClone(rng, vfs.CrashOptions{KeepUnsyncedPercent: keep, TornSectors: keep > 0 && rng.IntN(2) == 0})
 	d.mem.Kill()
 	return after
+}
+
+func (d *disk) dieLocked() {
+	if !d.dead {
+		d.dead = true
+		close(d.died)
+	}
 }
 
 func alive[T any](d *disk, fn func(*vfs.Mem) (T, error)) (T, error) {
@@ -65,24 +145,43 @@ func aliveErr(d *disk, fn func(*vfs.Mem) error) error {
 	return err
 }
 
-// A file takes its time to sync.
+// A file takes its time to sync, and shares the trouble of its disk.
 type file struct {
 	vfs.File
 
-	slow time.Duration
+	disk *disk
 }
 
 // Sync implements vfs.File.
 func (f file) Sync() error {
-	time.Sleep(f.slow)
+	time.Sleep(f.disk.slow)
+	if err := f.disk.change(f.Name()); err != nil {
+		return err
+	}
 	return f.File.Sync()
 }
 
+// WriteAt implements vfs.File.
+func (f file) WriteAt(b []byte, off int64) (int, error) {
+	if err := f.disk.change(f.Name()); err != nil {
+		return 0, err
+	}
+	return f.File.WriteAt(b, off)
+}
+
+// Truncate implements vfs.File.
+func (f file) Truncate(size int64) error {
+	if err := f.disk.change(f.Name()); err != nil {
+		return err
+	}
+	return f.File.Truncate(size)
+}
+
 func (d *disk) file(f vfs.File, err error) (vfs.File, error) {
-	if err != nil || d.slow == 0 {
+	if err != nil {
 		return f, err
 	}
-	return file{f, d.slow}, nil
+	return file{f, d}, nil
 }
 
 func (d *disk) Open(name string) (vfs.File, error) {

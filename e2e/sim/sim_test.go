@@ -52,6 +52,7 @@ func seeds(t *testing.T) []uint64 {
 func TestClusters(t *testing.T) {
 	for _, seed := range seeds(t) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
 			start := time.Now()
 			synctest.Test(t, func(t *testing.T) { run(t, seed) })
 			t.Logf("took %v", time.Since(start))

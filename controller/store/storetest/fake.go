@@ -50,6 +50,7 @@ type Fake struct {
 	down      bool
 	readsDown bool
 	hook      func()
+	audit     func(cmps []store.Compare, writes []store.Write, pairs map[string]store.Pair)
 	broken    int // counts how often all watches were broken
 	delayed   []func()
 	watches   int
@@ -100,6 +101,14 @@ func (f *Fake) Hook(fn func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.hook = fn
+}
+
+// Audit has fn look at each transaction from now on at the moment it is made: what it compared and writes, and the pairs before.
+// fn may not call the store, nor keep the pairs; nil: nobody looks.
+func (f *Fake) Audit(fn func(cmps []store.Compare, writes []store.Write, pairs map[string]store.Pair)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.audit = fn
 }
 
 // BreakWatches ends all watches that run, as a member that restarts does.
@@ -278,6 +287,9 @@ func (f *Fake) applyLocked(cmps []store.Compare, writes []store.Write) store.Txn
 		if have := p.Mod; (c.Create && p.Create != c.Revision) || (!c.Create && have != c.Revision) {
 			return store.TxnResult{Revision: f.revision}
 		}
+	}
+	if f.audit != nil {
+		f.audit(cmps, writes, f.pairs)
 	}
 	f.writeLocked(writes)
 	return store.TxnResult{Succeeded: true, Revision: f.revision}

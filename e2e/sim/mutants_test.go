@@ -1,0 +1,145 @@
+package sim
+
+// Files with rules that mutations take out.
+const (
+	coreFile     = "broker/partition/core.go"
+	isrFile      = "broker/partition/core_isr.go"
+	leaderFile   = "broker/partition/core_leader.go"
+	followerFile = "broker/partition/core_follower.go"
+	proposeFile  = "controller/state/isr.go"
+	settleFile   = "controller/state/settle.go"
+	brokersFile  = "controller/state/brokers.go"
+)
+
+// mutations are all that the simulation must notice. The numbers up to 10 are
+// those of CORRECTNESS §1.8, from 11 on those of PROTOCOL §6.
+func mutations() []mutation {
+	return append(replicationMutations(), metadataMutations()...)
+}
+
+// replicationMutations are those of what brokers do.
+func replicationMutations() []mutation {
+	return []mutation{
+		{"2-a-subscription-outlives-its-epoch", "TestStorySameLeaderInANewEpoch", []edit{
+			{coreFile, "if c.role == r && c.epoch == p.LeaderEpoch && c.follow", "if c.role == r && (c.epoch == p.LeaderEpoch || r == following) && c.follow"},
+		}},
+		{"3-acks-outlive-their-epoch", "TestStoryAcksEndWithTheirEpoch", []edit{
+			{coreFile, "	c.proposals, c.followers, c.moving = nil, nil, false\n", "	c.proposals, c.moving = nil, false\n"},
+			{
+				coreFile, "	c.followers = map[metadata.BrokerID]*follower{}\n",
+				"	if c.followers == nil {\n		c.followers = map[metadata.BrokerID]*follower{}\n	}\n",
+			},
+		}},
+		{"4-a-subscribe-counts-as-an-ack", "TestStorySubscribeIsNoAck", []edit{
+			{
+				leaderFile, "	if a.Kind == Accepted {\n		f.subscribed = true\n",
+				"	f.acked, f.subscribed, f.progress = true, true, progress{s.NextOffset, s.NextOffset}\n	if a.Kind == Accepted {\n",
+			},
+		}},
+		{"5-joins-below-the-high-watermark", "TestStoryJoinsBelowTheHighWatermark", []edit{
+			{isrFile, "has >= c.hw && has >= c.leso", "has >= c.leso"},
+		}},
+		{"6-joins-below-the-start-of-the-epoch", "TestStoryJoinsBelowTheStartOfTheEpoch", []edit{
+			{isrFile, "has >= c.hw && has >= c.leso", "has >= c.hw"},
+		}},
+		{"11-the-minimum-is-of-the-maximal-ISR", "TestStoryMinimumIsOfTheCommittedISR", []edit{
+			{
+				coreFile, "func (c *core) enough() bool { return len(c.committed) >= c.minISR }",
+				"func (c *core) enough() bool { n := 1; c.others(func(metadata.BrokerID) bool { n++; return true }, c.maximal()...); return n >= c.minISR }",
+			},
+		}},
+		{"12-an-ack-is-the-log-end", "TestClusters", []edit{
+			{leaderFile, "	written := min(a.Written, c.own.written)\n", "	written := c.own.written\n"},
+		}},
+		{"15-only-the-newest-proposal-counts", "TestStoryEveryProposalCounts", []edit{
+			{coreFile, "for _, p := range c.proposals {", "for _, p := range c.proposals[max(0, len(c.proposals)-1):] {"},
+			{isrFile, "c.moving || len(c.proposals) > 0 || now", "c.moving || now"},
+		}},
+		{"16-no-ack-of-an-accepted-subscription", "TestStoryIdleFollowersComeBack", []edit{
+			{"broker/partition/replica_follower.go", "	if err == nil && do.kind == noChange {\n		p.publishLocked()", "	if false {\n		p.publishLocked()"},
+		}},
+		{"17-no-progress-without-data", "TestStoryIdleFollowersComeBack", []edit{
+			{"broker/replication/schedule.go", "	if l.news != l.told && l.due == nil {\n", "	if false {\n"},
+		}},
+		{"18-not-leader-for-what-was-appended", "TestStoryParkedWriteIsUncertain", []edit{
+			{
+				"broker/partition/wait.go", `return fmt.Errorf("%s: %w: %w", p, ErrCommitUncertain, opaque{why})`,
+				`return fmt.Errorf("%s: %w: %w", p, ErrNotLeader, opaque{why})`,
+			},
+		}},
+		{"20-the-end-is-told-before-it-is-known", "TestStoryEndIsToldWhenItIsKnown", []edit{
+			{coreFile, "return c.role == leading && c.hw >= c.leso }", "return c.role == leading }"},
+		}},
+		{"the-high-watermark-waits-for-nobody", "TestClusters", []edit{
+			{coreFile, "		hw = min(hw, c.held(id))\n", "		_ = id\n"},
+		}},
+		{"proposals-do-not-hold-the-high-watermark", "TestStoryProposedMemberIsWaitedFor", []edit{
+			{coreFile, "	for _, p := range c.proposals {\n		sets = append(sets, p.isr)\n	}\n", ""},
+		}},
+		{"what-is-written-counts-for-what-is-durable", "TestClusters", []edit{
+			{coreFile, "	if c.sync {\n		return min(p.durable, p.written)\n	}\n", ""},
+		}},
+		{"a-diverging-log-is-not-cut", "TestStoryDivergingLogIsCut", []edit{
+			{
+				followerFile, "		do = change{kind: truncate, to: min(end, a.End)}\n",
+				"		do = change{kind: truncate, to: max(c.own.written, min(end, a.End))}\n",
+			},
+		}},
+		{"a-power-cut-is-no-suspicion", "TestStoryEligibleReplicaLosesItsEnd", []edit{
+			{"internal/commitlog/root_start.go", "	case r.boot != r.id.BootID:\n", "	case false:\n"},
+		}},
+		{"a-failed-disk-is-no-suspicion", "TestStoryDiskFails", []edit{
+			{"internal/commitlog/root_start.go", "	case failed != \"\":\n", "	case false:\n"},
+		}},
+		{"a-failed-disk-ends-nobody", "TestStoryDiskFails", []edit{
+			{"internal/commitlog/root_run.go", "	case <-r.failure.Done():\n", ""},
+			{"broker/partition/set.go", "		if errors.Is(err, commitlog.ErrFailed) {\n			return err\n		}\n", ""},
+		}},
+	}
+}
+
+// metadataMutations are those of what controllers do.
+func metadataMutations() []mutation {
+	return []mutation{
+		{"1-any-incarnation-is-the-registered-one", "TestStoryEligibleReplicaLosesItsEnd", []edit{
+			{brokersFile, "	if old != nil && old.Incarnation == r.Broker.Incarnation {\n", "	if old != nil {\n"},
+			{"broker/partition/set.go", " && b.Incarnation == s.cfg.Incarnation\n", "\n"},
+		}},
+		{"9-any-registration-joins", "TestStoryProposedMemberStartsAnew", []edit{
+			{proposeFile, "		case b.Epoch != m.Epoch:\n", "		case false:\n"},
+		}},
+		{"10-any-partition-epoch-is-good", "TestStoryProposalOfAnEarlierState", []edit{
+			{proposeFile, "	case p.PartitionEpoch < old.PartitionEpoch:\n", "	case false:\n"},
+		}},
+		{"13-the-ELR-outlives-the-minimum", "TestStoryMinimumIsLowered", []edit{
+			{
+				settleFile, "		next.MinISR, next.ELR = minISR, nil\n",
+				"		next.MinISR, next.Sync = minISR, sync\n		return next.changedFrom(p)\n",
+			},
+			{proposeFile, "	p.ISR = isr\n", "	same := slices.Equal(p.ISR, isr)\n	p.ISR = isr\n"},
+			{proposeFile, "	if len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
+		}},
+		// What keeps this rule: the order of work, a registration that waits for
+		// its fence, and a look at what is left. Small steps take the place of a
+		// fence of a thousand partitions.
+		{"14-in-service-before-its-fence-is-done", "TestStoryFenceRacesRegistration", []edit{
+			{brokersFile, "!b.Judged || b.Held || !i.Settled(id) {", "!b.Judged || b.Held {"},
+			{brokersFile, "b.Judged || b.Phase != BrokerFenced || !i.Settled(id) {", "b.Judged || b.Phase != BrokerFenced {"},
+			{"controller/active/brokers.go", "	if err := a.settleBroker(ctx, id); err != nil {\n		return nil, err\n	}\n", ""},
+			{"controller/active/active.go", "		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n", "		if w = a.advance(i); len(w.changes) > 0 {\n			return\n		}\n		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n"},
+			{"controller/state/image.go", "const MaxChanges = 127", "const MaxChanges = 4"},
+		}},
+		{"suspect-copies-stay-eligible", "TestStoryEligibleReplicaLosesItsEnd", []edit{
+			{brokersFile, "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", ""},
+		}},
+		{"any-replica-is-elected", "TestStoryEligibleReplicaTakesOver", []edit{
+			{settleFile, "return i.electable(id) && slices.Contains(p.ELR, id) }", "return i.electable(id) }"},
+		}},
+		{"a-write-is-not-fenced", "TestStoryDeposedControllerWrites", []edit{
+			{
+				"controller/store/store.go", "	cmps := []Compare{{Key: s.electionKey(), Create: true, Revision: int64(fence)}}\n",
+				"	var cmps []Compare\n",
+			},
+		}},
+	}
+}
