@@ -133,6 +133,7 @@ type batchView struct {
 	Transactional bool   `json:"transactional"`
 	Control       bool   `json:"control"`
 	ProducerID    int64  `json:"producer_id"`
+	DeleteHorizon int64  `json:"delete_horizon_ms"`
 	PayloadCRC    string `json:"payload_crc32c"`
 }
 
@@ -211,13 +212,17 @@ func (d *dumper) batch(f *record.Frame, at place, _ []byte) error {
 		File: at.file, Position: at.position, Size: f.Size, BaseOffset: int64(h.BaseOffset), LastOffset: int64(h.LastOffset()),
 		Records: h.RecordCount, LeaderEpoch: int64(h.LeaderEpoch), MaxTimestamp: h.MaxTimestampMs, AppendTime: h.AppendTimeMs,
 		Compression: h.Compression.String(), Transactional: h.Transactional, Control: h.Control,
-		ProducerID: int64(h.ProducerID), PayloadCRC: fmt.Sprintf("%08x", h.PayloadCRC),
+		ProducerID: int64(h.ProducerID), DeleteHorizon: h.DeleteHorizonMs, PayloadCRC: fmt.Sprintf("%08x", h.PayloadCRC),
 	}
 	if d.app.format == "json" {
 		return jsonLine(d.w, v)
 	}
-	_, err := fmt.Fprintf(d.w, "%s @%d: offsets %d to %d, %d records, %d bytes, epoch %d, %s, appended %s\n",
-		v.File, v.Position, v.BaseOffset, v.LastOffset, v.Records, v.Size, v.LeaderEpoch, v.Compression, stampMs(v.AppendTime))
+	tombstones := ""
+	if v.DeleteHorizon != 0 {
+		tombstones = ", tombstones until " + stampMs(v.DeleteHorizon)
+	}
+	_, err := fmt.Fprintf(d.w, "%s @%d: offsets %d to %d, %d records, %d bytes, epoch %d, %s, appended %s%s\n",
+		v.File, v.Position, v.BaseOffset, v.LastOffset, v.Records, v.Size, v.LeaderEpoch, v.Compression, stampMs(v.AppendTime), tombstones)
 	return err
 }
 
