@@ -34,6 +34,7 @@ type partition struct {
 	// pausedTill is when a refused batch may be sent again.
 	pausedTill time.Time
 	headers    []record.HeaderKV // of the record being added
+	usual      int               // size of the last batch that was completed
 	// lane is where what is in flight went; another one is chosen only when
 	// nothing is. epoch is the leader's then, as far as it was known.
 	lane  *lane
@@ -97,6 +98,7 @@ func (pt *partition) newBatch(now time.Time, gen *generation) *batch {
 		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
 		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery), seq: notNumbered,
 	}
+	b.builder.Grow(pt.usual)
 	b.expiry = time.AfterFunc(pt.p.o.delivery, func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
 		b.linger = time.AfterFunc(pt.p.o.linger, pt.wake)
@@ -117,6 +119,7 @@ func (pt *partition) sealLocked() {
 	if pt.open == nil {
 		return
 	}
+	pt.usual = pt.open.size()
 	pt.open.stage = stageQueued
 	pt.queue = append(pt.queue, pt.open)
 	pt.open = nil

@@ -137,6 +137,27 @@ func (p *Producer) Produce(ctx context.Context, r Record, done func(Result)) {
 	p.produce(ctx, &r, done, false)
 }
 
+// intercepted lets the interceptors see r. It returns a copy, for r does not
+// escape, and what is to be called with the outcome.
+func (p *Producer) intercepted(ctx context.Context, r *Record, done func(Result)) (*Record, func(Result)) {
+	c := *r
+	c.Headers = slices.Clip(c.Headers)
+	for _, see := range p.o.intercept {
+		after, before := see(ctx, &c), done
+		switch {
+		case after == nil:
+		case before == nil:
+			done = after
+		default:
+			done = func(r Result) {
+				after(r)
+				before(r)
+			}
+		}
+	}
+	return &c, done
+}
+
 // ProduceSync writes records and waits for their outcomes, which it returns in
 // the order given, with the first error among them. When ctx ends first,
 // records without an outcome have an error that says so; they may still be
@@ -186,6 +207,9 @@ func (p *Producer) ProduceSync(ctx context.Context, rs ...Record) ([]Result, err
 
 // produce does not let r escape: a record costs no allocation of its own.
 func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), urgent bool) {
+	if len(p.o.intercept) > 0 {
+		r, done = p.intercepted(ctx, r, done)
+	}
 	now := time.Now()
 	e := entry{done: done, stampMs: now.UnixMilli()}
 	if !r.Timestamp.IsZero() {

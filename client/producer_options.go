@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -86,6 +87,7 @@ type producerOptions struct {
 	buffered    int64
 	failFull    bool
 	delivery    time.Duration
+	intercept   []Interceptor
 }
 
 // A ProducerOption changes how a Producer works.
@@ -142,6 +144,19 @@ func FailWhenFull() ProducerOption { return func(o *producerOptions) { o.failFul
 // whatever happens; 2 minutes by default, at least 100 ms.
 func DeliveryTimeout(d time.Duration) ProducerOption {
 	return func(o *producerOptions) { o.delivery = d }
+}
+
+// An Interceptor sees every record that Produce is given, before its partition
+// is chosen, in the goroutine of the caller: so it cannot change the order. It
+// may change r, which is a copy, and add to r.Headers; what r points to belongs
+// to the caller. What it returns, unless it is nil, is called with the record's
+// outcome, before the record's own callback.
+type Interceptor func(ctx context.Context, r *Record) func(Result)
+
+// Intercept adds an interceptor. Several are called in the order they were
+// added; their callbacks, in the opposite one.
+func Intercept(i Interceptor) ProducerOption {
+	return func(o *producerOptions) { o.intercept = append(o.intercept, i) }
 }
 
 func newProducerOptions(opts []ProducerOption) (producerOptions, error) {

@@ -122,7 +122,7 @@ func (l *Log) open(clean bool) (Recovery, error) {
 	if err := r.apply(); err != nil {
 		return Recovery{}, err
 	}
-	if err := l.restoreProducers(); err != nil {
+	if err := l.restoreProducers(l.End()); err != nil {
 		return Recovery{}, err
 	}
 	r.report.BytesRead = l.bytesRead.Load()
