@@ -186,6 +186,9 @@ func retention(img *metadata.Image, p group.Part) Retention {
 	if !ok {
 		return Retention{Time: -1, Bytes: -1}
 	}
+	if !t.Config.Delete {
+		return Retention{Time: -1, Bytes: -1}
+	}
 	return Retention{Time: t.Config.RetentionTime, Bytes: t.Config.RetentionBytes}
 }
 

@@ -34,6 +34,7 @@ type commitSession struct {
 
 	queues  map[string][]*runnelv1.CommitRequest // by group; one that is there is worked on
 	answers []*runnelv1.CommitResponse
+	closed  bool  // no work begins any more
 	ended   bool  // the reader has read its last
 	cause   error // why, nil at an orderly end
 	open    int   // requests that were read and not answered
@@ -52,8 +53,16 @@ func (s *LogService) commit(ss grpc.ServerStream) error {
 	s.readers.Go(func() { c.receive(ctx) })
 	defer c.works.Wait()
 	defer cancel()
-	defer close(c.stop)
+	defer c.close()
 	return c.answer(ctx)
+}
+
+// close lets no work begin any more.
+func (c *commitSession) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	close(c.stop)
 }
 
 func (s *LogService) maxInflight() int { return s.opts.MaxInflight }
@@ -102,10 +111,8 @@ func (c *commitSession) enqueue(ctx context.Context, req *runnelv1.CommitRequest
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	select {
-	case <-c.stop:
+	if c.closed {
 		return // nobody is answered any more
-	default:
 	}
 	c.open++
 	q, busy := c.queues[req.GetGroup()]

@@ -40,7 +40,7 @@ func (s *ForwardService) Register(r grpc.ServiceRegistrar) {
 		}
 	}
 	desc := replicav1.ForwardService_ServiceDesc
-	desc.Streams = []grpc.StreamDesc{stream("ForwardProduce", s.produce), stream("ForwardFetch", s.fetch)}
+	desc.Streams = []grpc.StreamDesc{stream("ForwardProduce", s.produce), stream("ForwardFetch", s.fetch), stream("ForwardJoin", s.join)}
 	r.RegisterService(&desc, s)
 }
 

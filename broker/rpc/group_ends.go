@@ -48,7 +48,7 @@ func (b *endBook) note(k endKey, end int64) {
 	b.ends[k] = max(b.ends[k], end)
 }
 
-// A place is an offset that is to be committed.
+// A commitPlace is an offset that is to be committed.
 type commitPlace struct {
 	topic  *metadata.Topic
 	number int32
@@ -93,12 +93,21 @@ func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []er
 		case err != nil:
 			errs[i] = err
 		case places[i].offset > a.GetOffset():
-			errs[i] = outOfLog(places[i].topic.Name, places[i].number, places[i].offset, 0, a.GetOffset())
+			errs[i] = beyondEnd(&places[i], a.GetOffset())
 		default:
 			s.ends.note(endKey{keys[k].part, record.Epoch(a.GetLeaderEpoch())}, a.GetOffset())
 		}
 	}
 	return errs
+}
+
+// beyondEnd says that nobody can have read up to an offset.
+func beyondEnd(p *commitPlace, end int64) error {
+	return &factError{
+		kind:  partition.ErrOffsetOutOfRange,
+		text:  fmt.Sprintf("%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end),
+		facts: map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
+	}
 }
 
 // highWatermark is how far this leader knows the partition to be committed. It

@@ -5,8 +5,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/google/uuid"
-
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/coordinator"
@@ -73,9 +71,9 @@ func (s *ForwardService) ForwardMeasure(_ context.Context, req *replicav1.Forwar
 	}
 	resp := &replicav1.ForwardMeasureResponse{}
 	for _, p := range req.GetPlaces() {
-		id, err := uuid.Parse(p.GetTopicId())
+		id, err := topicID(p.GetTopicId())
 		if err != nil {
-			return nil, invalid("topic_id %.40q is none: brokers name topics by id", p.GetTopicId())
+			return nil, err
 		}
 		place := coordinator.Place{Part: group.Part{Topic: id, Number: p.GetPartition()}, Offset: math.MaxInt64}
 		if p.Offset != nil {

@@ -75,7 +75,7 @@ func (s *GroupService) serveCommit(ctx context.Context, n int32, req *runnelv1.C
 	defer cancel()
 	commits := make([]group.Commit, len(req.GetOffsets()))
 	for i, o := range req.GetOffsets() {
-		_, id, err := s.topicByID(o.GetTopicId())
+		id, err := topicID(o.GetTopicId())
 		if err != nil {
 			return nil, err
 		}
@@ -132,7 +132,7 @@ func (s *GroupService) serveOffsets(ctx context.Context, n int32, req *runnelv1.
 			at[o.Part] = o
 		}
 		for _, want := range req.GetTopics() {
-			_, id, err := s.topicByID(want.GetTopicId())
+			id, err := topicID(want.GetTopicId())
 			if err != nil {
 				return nil, err
 			}
@@ -255,7 +255,7 @@ func (s *GroupService) serveReset(ctx context.Context, n int32, req *replicav1.G
 	defer cancel()
 	targets := make([]coordinator.Target, len(req.GetTargets()))
 	for i, t := range req.GetTargets() {
-		_, id, err := s.topicByID(t.GetTopicId())
+		id, err := topicID(t.GetTopicId())
 		if err != nil {
 			return nil, err
 		}

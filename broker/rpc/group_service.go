@@ -18,6 +18,7 @@ import (
 	"github.com/runnelmq/runnel/broker/group"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
 // GroupDeps are what the services of consumer groups stand on.
@@ -96,7 +97,7 @@ type groupCall struct {
 
 // call takes a request to the coordinator, and waits for one until ctx is done.
 func (s *GroupService) call(ctx context.Context, c groupCall, part router.Part, req *replicav1.ForwardGroupRequest) (*replicav1.ForwardGroupResponse, error) {
-	req.Partition = part.Number
+	req.Partition, req.Principal = part.Number, rpcserver.Principal(ctx)
 	var resp *replicav1.ForwardGroupResponse
 	q := router.Question{
 		Method: "group", Parts: []router.Part{part}, Changes: c.changes, Once: c.once,
@@ -331,12 +332,11 @@ func (s *GroupService) ResetOffsets(ctx context.Context, req *runnelv1.ResetOffs
 // became of it.
 const resetSlack = 5 * time.Second
 
-// topicByID finds the topic that another broker names.
-func (s *GroupService) topicByID(id string) (*metadata.Topic, uuid.UUID, error) {
+// topicID reads how another broker names a topic.
+func topicID(id string) (uuid.UUID, error) {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
-		return nil, parsed, invalid("topic_id %.40q is none: brokers name topics by id", id)
+		return parsed, invalid("topic_id %.40q is none: brokers name topics by id", id)
 	}
-	t, _ := s.deps.Store.Load().TopicByID(parsed)
-	return t, parsed, nil
+	return parsed, nil
 }

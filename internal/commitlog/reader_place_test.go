@@ -16,7 +16,7 @@ func TestPlace(t *testing.T) {
 		times = append(times, h.nowMs)
 	}
 	before := h.log.Size() + 1
-	for off := record.Offset(0); off < 80; off++ {
+	for off := range record.Offset(80) {
 		p, err := h.log.Place(off, 80)
 		must(t, err)
 		if !p.Found || p.AppendTimeMs != times[off/2] {
