@@ -70,6 +70,9 @@ func replicationMutations() []mutation {
 		{"20-the-end-is-told-before-it-is-known", "TestStoryEndIsToldWhenItIsKnown", []edit{
 			{coreFile, "return c.role == leading && c.hw >= c.leso }", "return c.role == leading }"},
 		}},
+		{"22-a-refused-pipeline-is-not-fenced", "TestStoryOrderThroughAProxy", []edit{
+			{"broker/rpc/forward_pipelines.go", "		st.refused = true\n", ""},
+		}},
 		{"the-high-watermark-waits-for-nobody", "TestClusters", []edit{
 			{coreFile, "		hw = min(hw, c.held(id))\n", "		_ = id\n"},
 		}},
