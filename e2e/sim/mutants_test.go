@@ -42,6 +42,10 @@ func replicationMutations() []mutation {
 		{"6-joins-below-the-start-of-the-epoch", "TestStoryJoinsBelowTheStartOfTheEpoch", []edit{
 			{isrFile, "has >= c.hw && has >= c.leso", "has >= c.hw"},
 		}},
+		{"7-a-frame-goes-to-the-end-of-any-log", "TestStoryLateFrameBehindACut", append(anyFrame(), edit{
+			followerFile, "	case d.Start != c.own.written:\n", "	case false:\n",
+		})},
+		{"8-a-frame-is-of-any-epoch", "TestStoryLateFrame", anyFrame()},
 		{"11-the-minimum-is-of-the-maximal-ISR", "TestStoryMinimumIsOfTheCommittedISR", []edit{
 			{
 				coreFile, "func (c *core) enough() bool { return len(c.committed) >= c.minISR }",
@@ -98,6 +102,31 @@ func replicationMutations() []mutation {
 			{"internal/commitlog/root_run.go", "	case <-r.failure.Done():\n", ""},
 			{"broker/partition/set.go", "		if errors.Is(err, commitlog.ErrFailed) {\n			return err\n		}\n", ""},
 		}},
+	}
+}
+
+// anyFrame has a follower take frames by the name of their partition alone. It
+// takes the end of streams that are not needed any more out as well, which
+// makes late frames rare.
+func anyFrame() []edit {
+	return []edit{
+		{"broker/replication/followers.go", "		c.prune()\n", ""},
+		{
+			"broker/replication/peer.go", "	p.owner.deps.Pool.Put(buf)\n	l.taken(bytes)\n",
+			`	for _, part := range p.owner.deps.Set.All() {
+		if part.Topic().ID.String() == string(d.TopicID) && part.Number() == d.Partition {
+			_ = part.OnData(partition.Data{
+				Epoch: record.Epoch(d.LeaderEpoch), Subscription: d.Subscription, Start: record.Offset(d.StartOffset), Next: record.Offset(d.NextOffset),
+				PrevEpoch: record.Epoch(d.PrevEpoch), HasPrevEpoch: d.HasPrevEpoch, Batches: d.Frames,
+			})
+		}
+	}
+	p.owner.deps.Pool.Put(buf)
+	l.taken(bytes)
+`,
+		},
+		{"broker/replication/peer.go", "	\"github.com/runnelmq/runnel/internal/lifecycle\"\n", "	\"github.com/runnelmq/runnel/broker/partition\"\n	\"github.com/runnelmq/runnel/internal/lifecycle\"\n"},
+		{followerFile, "c.follow.phase != accepted || c.follow.subscription != d.Subscription || d.Epoch != c.epoch {\n		return ErrNotSubscribed", "c.follow.phase != accepted {\n		return ErrNotSubscribed"},
 	}
 }
 
