@@ -280,7 +280,7 @@ func (h *brokerHost) registered(pic *picture) bool {
 // know it: until then the end of their process makes them suspect once more.
 func (j *judge) regained(pic *picture) {
 	for _, h := range j.c.brokers {
-		if !h.lossy || !h.registered(pic) {
+		if !h.lossy || !h.registered(pic) || h.proc.disk.failing() {
 			continue
 		}
 		whole := true
