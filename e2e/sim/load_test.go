@@ -63,11 +63,14 @@ func (l *load) trim(r *reader, rng *rand.Rand) {
 			l.c.judge.mayGo(k, before)
 			ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
 			id := r.topic.id
-			_, _ = runnelv1.NewAdminServiceClient(l.c.conns[rng.IntN(len(l.c.conns))]).DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{
+			resp, err := runnelv1.NewAdminServiceClient(l.c.conns[rng.IntN(len(l.c.conns))]).DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{
 				Topic: r.topic.name, TopicId: &id, Timeout: durationpb.New(2 * time.Second),
 				Partitions: []*runnelv1.DeleteRecordsPartition{{Partition: r.partition, BeforeOffset: before}},
 			})
 			cancel()
+			if err == nil && resp.GetResults()[0].GetError() == nil {
+				l.c.judge.areGone(k, before)
+			}
 		}
 	})
 }
