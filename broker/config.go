@@ -61,6 +61,9 @@ type ListenConfig struct {
 	// descriptors the process may open, so that the logs never lack any.
 	// Default: 0.
 	MaxConnections int `yaml:"max_connections" env:"MAX_CONNECTIONS"`
+	// Reflection lets tools such as grpcurl ask the ports for clients and brokers
+	// which services there are. Default: true.
+	Reflection bool `yaml:"reflection" env:"REFLECTION"`
 }
 
 // SecurityConfig protects the ports inside the cluster, and the clients' one.
@@ -140,8 +143,11 @@ type StreamsConfig struct {
 	// ProduceMaxInflight is how many requests of one Produce stream may be
 	// unanswered before it is read no further. Default: 1000.
 	ProduceMaxInflight int `yaml:"produce_max_inflight" env:"PRODUCE_MAX_INFLIGHT"`
-	// FetchBufferBytes is what the answers on their way to all readers may hold
-	// together. Default: 256MiB.
+	// FetchBufferBytes is what the answers on their way to readers may hold
+	// together. What readers have not taken for a second counts apart, up to as
+	// much again, so that twice this is the most there can be; what is stuck
+	// beyond that takes room from the large answers of other readers.
+	// Default: 256MiB.
 	FetchBufferBytes config.ByteSize `yaml:"fetch_buffer_bytes" env:"FETCH_BUFFER_BYTES"`
 }
 
@@ -172,7 +178,7 @@ func DefaultConfig() Config {
 		ID:          Unset,
 		DataDir:     "./runnel-data/broker",
 		Controllers: []string{"127.0.0.1:7422"},
-		Listen:      ListenConfig{Client: "127.0.0.1:7420", Internal: "127.0.0.1:7421", Admin: "127.0.0.1:7424"},
+		Listen:      ListenConfig{Client: "127.0.0.1:7420", Internal: "127.0.0.1:7421", Admin: "127.0.0.1:7424", Reflection: true},
 		Storage: StorageConfig{
 			CheckpointInterval:  config.Duration(5 * time.Second),
 			MaintenanceInterval: config.Duration(10 * time.Second),

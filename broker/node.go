@@ -128,10 +128,11 @@ func (n *node) build(sec security) {
 	log := b.deps.Log.With().Str("component", "rpc").Logger()
 	n.client = rpcserver.New(rpcserver.Options{
 		Port: rpcserver.ClientPort, Rules: rpc.Rules(), Log: log, Metrics: reg, Codec: codec, TLS: sec.clientPort,
+		NoReflection: !b.cfg.Listen.Reflection,
 	})
 	n.internal = rpcserver.New(rpcserver.Options{
 		Port: rpcserver.InternalPort, Rules: append(rpc.Rules(), replication.Rules()...), Log: log, Metrics: reg, Codec: codec,
-		TLS: sec.internalPort, Secret: string(b.cfg.Security.ClusterSecret),
+		TLS: sec.internalPort, Secret: string(b.cfg.Security.ClusterSecret), NoReflection: !b.cfg.Listen.Reflection,
 	})
 	n.buildReplication(b.dial(sec.dial, codec), pool, replication.NewMetrics(reg))
 	maxAge := b.cfg.Streams.MaxAge.Std()
@@ -192,9 +193,10 @@ type identity struct {
 
 func (i identity) ClusterID() string             { return i.root.ID().ClusterID }
 func (i identity) HighestControllerEpoch() int64 { return i.root.ID().HighestControllerEpoch }
+func (i identity) DataEpoch() int64              { return i.root.ID().BrokerEpoch }
 
-func (i identity) Remember(clusterID string, controllerEpoch int64) error {
-	return errors.Join(i.root.SetCluster(clusterID), i.root.SetControllerEpoch(controllerEpoch))
+func (i identity) Remember(clusterID string, controllerEpoch, brokerEpoch int64) error {
+	return errors.Join(i.root.SetCluster(clusterID), i.root.SetControllerEpoch(controllerEpoch), i.root.SetBrokerEpoch(brokerEpoch))
 }
 
 // A stage is a group of parts that end together. Stages end one after another,

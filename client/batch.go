@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"sync"
 	"time"
 
@@ -38,13 +39,25 @@ type batch struct {
 	linger *time.Timer
 	// urgent batches do not linger.
 	urgent bool
-	// attempts counts refusals, for the pause before the next.
-	attempts int
+	// attempts counts refusals, for the pause before the next; retries, those
+	// that made it be sent again.
+	attempts, retries int
+	// seq is the number of its first record, and epoch what it is counted in:
+	// see numbering.
+	seq, epoch int64
+	// inDoubt is true once it was sent and no answer came that says what became
+	// of it: it may be stored.
+	inDoubt bool
+	// misplaced and tooLarge say that it was refused last for its number, or its
+	// size.
+	misplaced, tooLarge bool
 	// lastErr is why it was refused, for the record's error when time is up.
 	lastErr error
 
 	// sized is size when it was last sent.
 	sized int
+	// late is when its answer is overdue; guarded by its stream's mu.
+	late time.Time
 
 	// encoded is set by the sender, once, before it is first sent: from when it
 	// is in flight until it is given to the stream, builder and encoded are the
@@ -80,6 +93,10 @@ func (b *batch) settle(err error) (settled, bool) {
 	s := settled{
 		topic: b.part.topic.name, partition: b.part.number,
 		entries: b.entries, base: -1, err: err, cost: b.cost, gen: b.gen,
+		opened: b.opened, bytes: b.size(), retries: b.retries,
+	}
+	if b.encoded != nil {
+		s.wire = b.encoded.Len()
 	}
 	b.entries = nil
 	return s, true
@@ -123,7 +140,7 @@ const smallMessage = 4 << 10
 
 // encode serializes b, which keeps one reference to the result. The builder
 // goes back to the pool when the last one is freed.
-func (p *builderPool) encode(b *batch, c record.Compression, level int) error {
+func (p *builderPool) encode(b *batch, id *identity, c record.Compression, level int) error {
 	builder := b.builder
 	b.builder = nil
 	out, err := builder.Finish(c, level)
@@ -131,16 +148,23 @@ func (p *builderPool) encode(b *batch, c record.Compression, level int) error {
 		p.put(builder)
 		return err
 	}
+	if id != nil {
+		id.number(&out.Header, b)
+	}
 	msg := out.Message()
 	b.header, b.payload = out.Header, len(out.Payload())
 	if len(msg) <= smallMessage {
-		b.encoded = mem.SliceBuffer(append([]byte(nil), msg...))
+		b.encoded = newBuffer(bytes.Clone(msg))
 		p.put(builder)
 		return nil
 	}
 	b.encoded = mem.NewBuffer(&msg, &returner{pool: p, builder: builder})
 	return nil
 }
+
+// newBuffer returns a buffer of bytes that nobody else has. They go to the
+// garbage collector.
+func newBuffer(b []byte) mem.Buffer { return mem.SliceBuffer(b) }
 
 // A returner is the pool of one buffer: it gives the builder back that the
 // buffer is part of.

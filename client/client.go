@@ -46,30 +46,39 @@ const (
 )
 
 // A Client is a connection to a cluster. It connects when it is first needed,
-// to the first address that answers, and stays there while that is healthy.
-// It is safe for concurrent use.
+// to the first address that answers, and stays there while that is healthy;
+// from there it learns where the leaders are. It is safe for concurrent use.
 type Client struct {
 	brokers []string
 	opts    clientOptions
-	conn    *grpc.ClientConn
+	conn    *grpc.ClientConn // to one of brokers, or of seeds
+	seeds   *manual.Resolver
 	pool    *wire.Pool
 	codec   *wire.Codec
+	cluster *cluster
+	ctx     context.Context //nolint:containedctx // ends with Close, for what start runs
+	stop    context.CancelFunc
+	workers sync.WaitGroup
 
 	// mu guards the fields below
 	mu sync.Mutex
 
 	closed bool
+	direct map[string]*directConn // by advertised address
+	// learned are addresses of leaders that have been reached: they stand in for
+	// brokers when none of those is left.
+	learned []string
 }
 
 type clientOptions struct {
-	tls    *tls.Config
-	token  string
-	dial   func(ctx context.Context, addr string) (net.Conn, error)
-	agent  string
-	limits connectLimits
+	tls     *tls.Config
+	creds   credentials.PerRPCCredentials
+	dial    func(ctx context.Context, addr string) (net.Conn, error)
+	agent   string
+	timeout time.Duration // of one attempt to connect
+	routing Routing
+	hooks   Hooks
 }
-
-type connectLimits struct{ timeout time.Duration }
 
 // An Option changes how a Client connects.
 type Option func(*clientOptions)
@@ -78,7 +87,19 @@ type Option func(*clientOptions)
 func TLS(cfg *tls.Config) Option { return func(o *clientOptions) { o.tls = cfg } }
 
 // Token sends a bearer token with every call. It needs [TLS].
-func Token(token string) Option { return func(o *clientOptions) { o.token = token } }
+func Token(token string) Option { return Credentials(bearer(token)) }
+
+// Credentials sends what c says with every call, such as a token that is
+// renewed. Where c asks for transport security, it needs [TLS].
+func Credentials(c credentials.PerRPCCredentials) Option {
+	return func(o *clientOptions) { o.creds = c }
+}
+
+// WithRouting says how leaders are found; by default [Direct].
+func WithRouting(r Routing) Option { return func(o *clientOptions) { o.routing = r } }
+
+// WithHooks has h called as the client works.
+func WithHooks(h Hooks) Option { return func(o *clientOptions) { o.hooks = h } }
 
 // Dialer replaces how connections are opened, such as for a proxy or a test.
 func Dialer(dial func(ctx context.Context, addr string) (net.Conn, error)) Option {
@@ -90,7 +111,7 @@ func UserAgent(name string) Option { return func(o *clientOptions) { o.agent = n
 
 // ConnectTimeout bounds one attempt to reach one address; 5 s by default.
 func ConnectTimeout(d time.Duration) Option {
-	return func(o *clientOptions) { o.limits.timeout = d }
+	return func(o *clientOptions) { o.timeout = d }
 }
 
 // New returns a client of the cluster that the brokers, a list of host:port,
@@ -101,31 +122,44 @@ func New(brokers []string, opts ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := clientOptions{agent: "runnel-go", limits: connectLimits{timeout: connectTimeout}}
+	o := clientOptions{agent: "runnel-go", timeout: connectTimeout}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	if o.token != "" && o.tls == nil {
+	if o.creds != nil && o.creds.RequireTransportSecurity() && o.tls == nil {
 		return nil, errors.New("a token is sent over TLS only: add client.TLS, or leave the token out")
 	}
+	if o.routing > Proxy {
+		return nil, fmt.Errorf("WithRouting(%d): want Direct or Proxy", o.routing)
+	}
 	pool := wire.NewPool()
-	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool)}
-	c.conn, err = newConn(addrs, o)
+	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool), direct: map[string]*directConn{}}
+	c.cluster = newCluster(c)
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	c.conn, c.seeds, err = newConn(addrs, o)
 	if err != nil {
+		c.stop()
 		return nil, fmt.Errorf("connect to %s: %w", strings.Join(addrs, ","), err)
 	}
 	return c, nil
 }
 
+// start runs f in a goroutine that Close ends and waits for; false after Close.
+func (c *Client) start(f func(context.Context)) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.workers.Go(func() { f(c.ctx) })
+	return true
+}
+
 // newConn returns a connection that tries addrs in turn, keeps the first that
 // answers, and starts over when that one breaks.
-func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
-	state := resolver.State{}
-	for _, a := range addrs {
-		state.Addresses = append(state.Addresses, resolver.Address{Addr: a, ServerName: a})
-	}
+func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolver, error) {
 	res := manual.NewBuilderWithScheme("runnel")
-	res.InitialState(state)
+	res.InitialState(addresses(addrs))
 	creds := insecure.NewCredentials()
 	if o.tls != nil {
 		creds = credentials.NewTLS(o.tls)
@@ -141,7 +175,7 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
-			MinConnectTimeout: o.limits.timeout,
+			MinConnectTimeout: o.timeout,
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.WithDisableRetry(), // what may be sent again is for the producer to say
@@ -151,11 +185,19 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, error) {
 	if o.dial != nil {
 		opts = append(opts, grpc.WithContextDialer(o.dial))
 	}
-	if o.token != "" {
-		opts = append(opts, grpc.WithPerRPCCredentials(bearer(o.token)))
+	if o.creds != nil {
+		opts = append(opts, grpc.WithPerRPCCredentials(o.creds))
 	}
 	// Escaped: the % before the zone of an IPv6 address is one of a URL, else.
-	return grpc.NewClient("runnel:///"+url.PathEscape(addrs[0]), opts...)
+	conn, err := grpc.NewClient("runnel:///"+url.PathEscape(addrs[0]), opts...)
+	return conn, res, err
+}
+
+func addresses(addrs []string) (s resolver.State) {
+	for _, a := range addrs {
+		s.Addresses = append(s.Addresses, resolver.Address{Addr: a, ServerName: a})
+	}
+	return s
 }
 
 // bearer is a token in the way of RFC 6750.
@@ -170,7 +212,7 @@ func (bearer) RequireTransportSecurity() bool { return true }
 // Brokers returns the addresses the client was made with.
 func (c *Client) Brokers() []string { return append([]string(nil), c.brokers...) }
 
-// Close ends the client's connection. Producers and Readers of the client
+// Close ends the client's connections. Producers and Readers of the client
 // must have been closed before: what they had under way fails.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -180,18 +222,19 @@ func (c *Client) Close() error {
 	if closed {
 		return nil
 	}
-	return c.conn.Close()
+	c.stop()
+	c.workers.Wait()
+	err := c.conn.Close()
+	for _, d := range c.direct { // nothing is added any more
+		if d.conn != c.conn {
+			err = errors.Join(err, d.conn.Close())
+		}
+	}
+	return err
 }
 
 // Ping asks a broker for a sign of life.
 func (c *Client) Ping(ctx context.Context) error {
 	_, err := runnelv1.NewMetadataServiceClient(c.conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{"-"}})
 	return rpcError(err)
-}
-
-// stream opens a bidirectional stream on which hot messages are not decoded by
-// generated code. It ends with ctx.
-func (c *Client) stream(ctx context.Context, method string) (grpc.ClientStream, error) {
-	desc := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
-	return c.conn.NewStream(ctx, desc, method, grpc.ForceCodecV2(c.codec)) //nolint:wrapcheck // the caller does
 }

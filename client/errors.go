@@ -223,6 +223,9 @@ func (e *Error) retriable() bool {
 	}
 }
 
+// asError returns the answer of a server in err.
+func asError(err error) (*Error, bool) { return errors.AsType[*Error](err) }
+
 // itemError returns the error of an item of an answer; nil for none.
 func itemError(it *runnelv1.ItemError) error {
 	if it == nil {
@@ -267,6 +270,9 @@ func rpcError(err error) error {
 	}
 	switch st.Code() {
 	case codes.Canceled:
+		if st.Message() == closingText {
+			return fmt.Errorf("the client is %w", ErrClosed)
+		}
 		return fmt.Errorf("%s: %w", st.Message(), context.Canceled)
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
@@ -276,6 +282,9 @@ func rpcError(err error) error {
 		return e
 	}
 }
+
+// closingText is what gRPC says of a connection after its Close.
+const closingText = "grpc: the client connection is closing"
 
 // An unreachableError says which address could not be reached and why.
 type unreachableError struct {

@@ -18,6 +18,7 @@ import (
 // A fakeSession is one Fetch stream of a fakeBroker.
 type fakeSession struct {
 	f      *fakeBroker
+	d      *fakeNode
 	number int
 	wake   chan struct{}
 
@@ -30,6 +31,7 @@ type fakeSession struct {
 	most      int
 	responses int
 	ended     bool
+	direct    bool
 }
 
 type fakeSub struct {
@@ -40,11 +42,13 @@ type fakeSub struct {
 	tag   uint64
 }
 
-func (f *fakeBroker) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runnelv1.FetchResponse]) error {
+// Fetch implements runnelv1.LogServiceServer.
+func (d *fakeNode) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runnelv1.FetchResponse]) error {
+	f := d.fakeBroker
 	f.mu.Lock()
 	f.fetches++
 	f.open++
-	x := &fakeSession{f: f, number: f.fetches, wake: make(chan struct{}, 1)}
+	x := &fakeSession{f: f, d: d, number: f.fetches, wake: make(chan struct{}, 1)}
 	f.mu.Unlock()
 	defer f.locked(func() { f.open-- })
 	f.readers.Go(func() { // it ends when the stream does, which is after this
@@ -95,7 +99,7 @@ func (x *fakeSession) edit(req *runnelv1.FetchRequest) {
 	defer x.mu.Unlock()
 	if o := req.GetOptions(); o != nil {
 		x.limited, x.credit = o.InitialCreditBytes != nil, o.GetInitialCreditBytes()
-		x.most = int(o.GetMaxResponseBytes())
+		x.most, x.direct = int(o.GetMaxResponseBytes()), o.GetRouting() == runnelv1.Routing_ROUTING_DIRECT
 	}
 	x.credit += req.GetCreditBytes()
 	for _, r := range req.GetRemove() {
@@ -151,6 +155,9 @@ func (x *fakeSession) next() (*runnelv1.FetchResponse, error) {
 func (x *fakeSession) serve(sub *fakeSub) *runnelv1.FetchResponse {
 	resp := &runnelv1.FetchResponse{Topic: sub.topic, Partition: &sub.n, Tag: sub.tag}
 	t, p, ierr := x.f.partition(sub.topic, "", sub.n)
+	if ierr == nil && x.direct {
+		ierr = x.d.leads(p)
+	}
 	if ierr != nil {
 		resp.Error = ierr
 		return resp

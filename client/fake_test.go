@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -13,9 +12,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -26,19 +23,19 @@ import (
 // A fakeBroker speaks the real protocol, keeps records in memory, and fails as
 // it is told. What it takes is held to the strict profile for producers.
 type fakeBroker struct {
-	runnelv1.UnimplementedLogServiceServer
 	runnelv1.UnimplementedAdminServiceServer
 
 	validator *record.Validator
-	lis       *bufconn.Listener
-	srv       *grpc.Server
+	nodes     []*fakeNode
 	readers   sync.WaitGroup // of fetch streams
 
 	// mu guards the fields below
 	mu sync.Mutex
 
 	topics map[string]*fakeTopic
-	calls  int // produce requests with a batch
+	ids    int64               // producer ids given
+	noIDs  *runnelv1.ItemError // why none is
+	calls  int                 // produce requests with a batch
 	// onProduce decides about the nth request, from 1; nil: all is taken.
 	onProduce func(n int, req *runnelv1.ProduceRequest) action
 	// onFetch may end a stream after so many responses; nil: never.
@@ -64,64 +61,57 @@ type fakePartition struct {
 	heads  []record.Header
 	start  int64
 	next   int64
+	leader int // index of the node; used with more than one
+	epoch  int64
+	known  map[record.ProducerID]*fakeWindow
 }
 
 // An action is what to do with a produce request.
 type action struct {
 	err    *runnelv1.ItemError // answer this
+	also   *runnelv1.ItemError // store, and answer this
 	drop   bool                // store, do not answer
 	ignore bool                // neither store nor answer
 	kill   error               // end the stream with this, without storing
-	final  bool                // say goodbye first: nothing of this was read
-	drain  bool                // answer, with a goaway
-	wait   time.Duration       // before anything
+	// dropKill ends the stream with this, after storing.
+	dropKill error
+	final    bool          // say goodbye first: nothing of this was read
+	drain    bool          // answer, with a goaway
+	wait     time.Duration // before anything
 }
 
+// newFake starts a broker that knows nothing of others.
 func newFake(t *testing.T, topics map[string]int) *fakeBroker {
 	t.Helper()
-	f := &fakeBroker{
-		validator: record.NewValidator(record.NewCodec(), 2),
-		lis:       bufconn.Listen(1 << 20), srv: grpc.NewServer(grpc.MaxRecvMsgSize(5<<20),
-			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true})),
-		topics: map[string]*fakeTopic{}, changed: make(chan struct{}),
-	}
+	f := emptyFake()
+	f.addNode(t, "broker:7420", false)
 	for name, n := range topics {
 		f.create(name, n)
 	}
-	runnelv1.RegisterLogServiceServer(f.srv, f)
-	runnelv1.RegisterAdminServiceServer(f.srv, f)
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = f.srv.Serve(f.lis) })
-	t.Cleanup(func() {
-		f.srv.Stop()
-		serving.Wait()
-		f.readers.Wait()
-	})
 	return f
+}
+
+func emptyFake() *fakeBroker {
+	return &fakeBroker{
+		validator: record.NewValidator(record.NewCodec(), 2),
+		topics:    map[string]*fakeTopic{}, changed: make(chan struct{}),
+	}
 }
 
 func (f *fakeBroker) create(name string, n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := &fakeTopic{id: uuid.NewString(), maxRecord: "1048576"}
-	for range n {
-		t.parts = append(t.parts, &fakePartition{})
+	for i := range n {
+		t.parts = append(t.parts, &fakePartition{leader: i % len(f.nodes), epoch: 1, known: map[record.ProducerID]*fakeWindow{}})
 	}
 	f.topics[name] = t
 }
 
 func (f *fakeBroker) client(t *testing.T, opts ...client.Option) *client.Client {
 	t.Helper()
-	opts = append([]client.Option{client.Dialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		f.mu.Lock()
-		down := f.down
-		f.mu.Unlock()
-		if down {
-			return nil, errors.New("connection refused")
-		}
-		return f.lis.DialContext(ctx)
-	})}, opts...)
-	c, err := client.New([]string{"broker:7420"}, opts...)
+	opts = append([]client.Option{client.Dialer(f.dial)}, opts...)
+	c, err := client.New([]string{f.nodes[0].addr}, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +202,9 @@ func (f *fakeBroker) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsReq
 	return resp, nil
 }
 
-func (f *fakeBroker) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest, runnelv1.ProduceResponse]) error {
+// Produce implements runnelv1.LogServiceServer.
+func (d *fakeNode) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest, runnelv1.ProduceResponse]) error {
+	f := d.fakeBroker
 	for {
 		req, err := s.Recv()
 		if errors.Is(err, io.EOF) {
@@ -246,11 +238,17 @@ func (f *fakeBroker) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest,
 		}
 		resp := &runnelv1.ProduceResponse{RequestId: req.GetRequestId(), Error: a.err}
 		if a.err == nil {
-			resp.BaseOffset, resp.Error = f.store(req)
+			resp.BaseOffset, resp.Duplicate, resp.Error = d.store(req)
 			resp.Partition = req.Partition
+		}
+		if a.also != nil {
+			resp = &runnelv1.ProduceResponse{RequestId: req.GetRequestId(), Error: a.also}
 		}
 		if a.drain {
 			resp.Goaway = &runnelv1.Goaway{}
+		}
+		if a.dropKill != nil {
+			return a.dropKill
 		}
 		if a.drop {
 			continue
@@ -272,7 +270,8 @@ func (f *fakeBroker) decide(req *runnelv1.ProduceRequest) action {
 }
 
 // store appends a batch as a leader would.
-func (f *fakeBroker) store(req *runnelv1.ProduceRequest) (*int64, *runnelv1.ItemError) {
+func (d *fakeNode) store(req *runnelv1.ProduceRequest) (*int64, bool, *runnelv1.ItemError) {
+	f := d.fakeBroker
 	msg, err := proto.Marshal(req.GetBatch())
 	if err != nil {
 		panic(err)
@@ -280,28 +279,38 @@ func (f *fakeBroker) store(req *runnelv1.ProduceRequest) (*int64, *runnelv1.Item
 	buf := append(make([]byte, record.PrefixMax, record.PrefixMax+len(msg)), msg...)
 	b, err := f.validator.ParseBatch(buf, record.PrefixMax, len(buf), record.Limits{MaxRecordBytes: 1 << 20})
 	if err != nil {
-		return nil, &runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH, Code: int32(codes.InvalidArgument), Message: err.Error()}
+		return nil, false, &runnelv1.ItemError{Reason: runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH, Code: int32(codes.InvalidArgument), Message: err.Error()}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	d.countLocked(req.GetRouting())
 	_, p, ierr := f.partition(req.GetTopic(), req.GetTopicId(), req.GetPartition())
+	if ierr == nil && req.GetRouting() == runnelv1.Routing_ROUTING_DIRECT {
+		ierr = d.leads(p)
+	}
 	if ierr != nil {
-		return nil, ierr
+		return nil, false, ierr
 	}
 	if f.maxBatch > 0 && b.FrameSize() > f.maxBatch {
 		if f.mumble {
-			return nil, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)
+			return nil, false, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)
 		}
-		return nil, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument, "size", fmt.Sprint(b.FrameSize()), "maxBytes", fmt.Sprint(f.maxBatch))
+		return nil, false, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument, "size", fmt.Sprint(b.FrameSize()), "maxBytes", fmt.Sprint(f.maxBatch))
 	}
 	base := p.next
-	frame := b.Seal(record.Offset(base), 1, time.Now().UnixMilli(), record.CreateTime)
+	if b.ProducerID != 0 {
+		first, dup, ierr := p.window(b.ProducerID).check(&b.Header, base)
+		if ierr != nil || dup {
+			return &first, dup, ierr
+		}
+	}
+	frame := b.Seal(record.Offset(base), record.Epoch(p.epoch), time.Now().UnixMilli(), record.CreateTime)
 	p.frames = append(p.frames, append([]byte(nil), frame...))
 	p.heads = append(p.heads, b.Header)
 	p.next = int64(b.NextOffset())
 	close(f.changed)
 	f.changed = make(chan struct{})
-	return &base, nil
+	return &base, false, nil
 }
 
 // all decodes the values of a partition's records.

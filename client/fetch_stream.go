@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -27,6 +26,8 @@ const (
 // A fetchStream is one Fetch stream.
 type fetchStream struct {
 	r      *Reader
+	lane   *fetchLane
+	share  int // of the prefetch, at most what the broker may send ahead
 	s      grpc.ClientStream
 	cancel context.CancelCauseFunc
 	over   chan struct{} // closed when nothing more will be received
@@ -40,85 +41,14 @@ type fetchStream struct {
 	goaway *runnelv1.Goaway
 }
 
-// run keeps a stream open while there is something to read.
-func (r *Reader) run(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; {
-		if !r.active() {
-			select {
-			case <-r.wake:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		s, err := r.open(ctx)
-		var wait time.Duration
-		if err == nil {
-			err = s.serve(ctx)
-			wait = rejoinAfter(s.goaway)
-			if s.any {
-				failures = 0
-			}
-		}
-		if err != nil {
-			failures++
-			wait = max(wait, backoffFor(failures))
-			if r.failed(err) {
-				return
-			}
-		}
-		if wait > 0 {
-			pause(ctx, wait)
-		}
-	}
-}
-
-// active reports whether any partition is to be read now.
-func (r *Reader) active() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, a := range r.parts {
-		if a.wanted() {
-			return true
-		}
-	}
-	return false
-}
-
-func (a *assigned) wanted() bool { return !a.paused && !a.ended }
-
-// failed takes note of a broken stream. It is true when reading is over.
-func (r *Reader) failed(err error) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := time.Now()
-	if r.failing.IsZero() {
-		r.failing = now
-	}
-	switch {
-	case refusesStream(err), hasCode(err, codes.InvalidArgument):
-		r.err = err
-	case r.o.retryTimeout > 0 && now.Sub(r.failing) >= r.o.retryTimeout:
-		r.err = fmt.Errorf("tried for %v: %w", r.o.retryTimeout, err)
-	default:
-		return false
-	}
-	r.changedLocked()
-	return true
-}
-
-func hasCode(err error, c codes.Code) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Code == c
-}
-
-func (r *Reader) open(ctx context.Context) (*fetchStream, error) {
+func (l *fetchLane) open(ctx context.Context) (*fetchStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	cs, err := r.c.stream(ctx, runnelv1.LogService_Fetch_FullMethodName)
+	cs, err := l.r.c.stream(ctx, l.place, runnelv1.LogService_Fetch_FullMethodName)
 	if err != nil {
 		cancel(err)
-		return nil, rpcError(err)
+		return nil, err
 	}
-	return &fetchStream{r: r, s: cs, cancel: cancel, over: make(chan struct{}), heard: time.Now()}, nil
+	return &fetchStream{r: l.r, lane: l, s: cs, cancel: cancel, over: make(chan struct{}), heard: time.Now()}, nil
 }
 
 // serve reads until the stream ends. It returns nil after a planned end.
@@ -144,7 +74,7 @@ func (s *fetchStream) serve(ctx context.Context) error {
 func (s *fetchStream) send(ctx context.Context) error {
 	alive := time.NewTicker(keepAliveAfter / 4)
 	defer alive.Stop()
-	req, sent := s.r.opening(), time.Now()
+	req, sent := s.opening(), time.Now()
 	for {
 		if req != nil {
 			if err := s.s.SendMsg(req); err != nil {
@@ -154,11 +84,11 @@ func (s *fetchStream) send(ctx context.Context) error {
 			req, sent = nil, time.Now()
 		}
 		select {
-		case <-s.r.wake:
-			if !s.r.active() {
+		case <-s.lane.wake:
+			if !s.lane.active() || s.lane.shareNow() != s.share {
 				return nil
 			}
-			req = s.r.edits()
+			req = s.lane.edits()
 		case <-s.over:
 			if s.leaving() {
 				return nil
@@ -198,24 +128,29 @@ func (s *fetchStream) leaving() bool {
 	return s.goaway != nil
 }
 
-// opening returns the first request of a stream, with all partitions wanted.
-func (r *Reader) opening() *runnelv1.FetchRequest {
+// opening returns the first request of the stream, with all partitions wanted.
+func (s *fetchStream) opening() *runnelv1.FetchRequest {
+	r, l := s.r, s.lane
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	credit := int64(r.o.prefetch) - r.queued
-	r.credit = 0
+	s.share = l.share
+	credit := int64(s.share) - l.queued
+	l.credit = 0
 	if credit < 1 {
 		// What is queued is over the bound: a stream begins with at least 1,
 		// and gets the rest back later.
-		r.credit, credit = credit-1, 1
+		l.credit, credit = credit-1, 1
 	}
-	most := int32(min(max(r.o.prefetch/creditShare, minResponse), maxResponse))
+	most := int32(min(max(s.share/creditShare, minResponse), maxResponse)) //nolint:gosec // bounded
 	req := &runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{
-		Format: runnelv1.FetchFormat_FETCH_FORMAT_BATCHES, Follow: true, Isolation: r.o.isolation,
+		Format: runnelv1.FetchFormat_FETCH_FORMAT_BATCHES, Follow: true, Isolation: r.o.isolation, Routing: l.place.routing(),
 		MaxResponseBytes: &most, InitialCreditBytes: &credit, ProgressInterval: durationpb.New(progressInterval),
 	}}
-	r.removed = nil
+	l.removed = nil
 	for _, a := range r.parts {
+		if a.lane != l {
+			continue
+		}
 		a.sent, a.dirty = a.wanted(), false
 		if a.sent {
 			req.Partitions = append(req.Partitions, a.request())
@@ -225,16 +160,17 @@ func (r *Reader) opening() *runnelv1.FetchRequest {
 }
 
 // edits returns what has changed since the last request; nil for nothing.
-func (r *Reader) edits() *runnelv1.FetchRequest {
+func (l *fetchLane) edits() *runnelv1.FetchRequest {
+	r := l.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	req := &runnelv1.FetchRequest{}
-	for _, key := range r.removed {
+	for _, key := range l.removed {
 		req.Remove = append(req.Remove, key.ref())
 	}
-	r.removed = nil
+	l.removed = nil
 	for _, a := range r.parts {
-		if !a.dirty {
+		if !a.dirty || a.lane != l {
 			continue
 		}
 		a.dirty = false
@@ -247,8 +183,8 @@ func (r *Reader) edits() *runnelv1.FetchRequest {
 			req.Remove = append(req.Remove, a.ref())
 		}
 	}
-	if r.credit >= int64(r.o.prefetch/creditShare) {
-		req.CreditBytes, r.credit = r.credit, 0
+	if l.credit >= int64(l.share/creditShare) {
+		req.CreditBytes, l.credit = l.credit, 0
 	}
 	if len(req.Remove)+len(req.Partitions) == 0 && req.CreditBytes == 0 {
 		return nil
@@ -261,7 +197,7 @@ func (k partitionKey) ref() *runnelv1.PartitionRef {
 }
 
 func (a *assigned) request() *runnelv1.FetchPartition {
-	f := &runnelv1.FetchPartition{Topic: a.topic, Partition: &a.partition, Tag: a.tag.Load()}
+	f := &runnelv1.FetchPartition{Topic: a.topic, Partition: &a.partition, Tag: a.ask}
 	if a.id != "" {
 		f.TopicId = &a.id
 	}
@@ -286,7 +222,7 @@ func (s *fetchStream) receive() {
 	for {
 		if err := s.s.RecvMsg(&msg); err != nil {
 			if !errors.Is(err, io.EOF) {
-				s.err = rpcError(err)
+				s.err = streamError(s.s, err)
 			}
 			return
 		}
@@ -303,7 +239,7 @@ func (s *fetchStream) receive() {
 			s.goaway = f.Goaway
 		}
 		s.mu.Unlock()
-		s.r.take(buf, f)
+		s.r.take(s.lane, buf, f)
 		if f.Goaway != nil && !f.Goaway.GetFinal() {
 			// Everything is resumed by offset: there is nothing to wait for.
 			s.cancel(nil)
@@ -312,20 +248,26 @@ func (s *fetchStream) receive() {
 }
 
 // take queues a response for Poll.
-func (r *Reader) take(buf *[]byte, f wire.FetchedBatches) {
+func (r *Reader) take(l *fetchLane, buf *[]byte, f wire.FetchedBatches) {
+	r.tell(&f, len(*buf))
 	b, epoch := r.newBatch(buf, f)
+	b.lane = l
+	err := itemError(f.Error)
+	if err != nil && errors.Is(err, ErrNotLeader) {
+		r.c.cluster.hint(string(f.Topic), string(f.TopicID), f.Partition, err)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failing = time.Time{}
-	r.queued += b.size
+	l.queued += b.size
 	a := r.parts[partitionKey{string(f.Topic), f.Partition}]
-	if a == nil || a.tag.Load() != f.Tag || r.closed || f.Partition == wire.None {
+	if a == nil || a.ask != f.Tag || a.lane != l || r.closed || f.Partition == wire.None {
 		r.releaseLocked(b)
 		return
 	}
-	b.a, b.tag = a, f.Tag
-	if f.Error != nil {
-		r.troubleLocked(b, itemError(f.Error))
+	b.a, b.tag = a, a.tag.Load()
+	if err != nil {
+		r.troubleLocked(b, err)
 		return
 	}
 	a.attempts, a.failing = 0, time.Time{}
@@ -352,6 +294,16 @@ func (r *Reader) take(buf *[]byte, f wire.FetchedBatches) {
 	r.changedLocked()
 }
 
+// tell calls the hook.
+func (r *Reader) tell(f *wire.FetchedBatches, size int) {
+	if h := r.c.opts.hooks.Fetched; h != nil && f.Batches > 0 {
+		h(FetchInfo{
+			Topic: string(f.Topic), Partition: f.Partition, Bytes: size,
+			Lag: max(f.HighWatermark-f.NextOffset, 0),
+		})
+	}
+}
+
 // troubleLocked decides what an error of a partition means.
 func (r *Reader) troubleLocked(b *Batch, err error) {
 	a := b.a
@@ -365,8 +317,8 @@ func (r *Reader) troubleLocked(b *Batch, err error) {
 	switch {
 	case Retriable(err) && !hopeless:
 		r.releaseLocked(b)
-		tag := a.tag.Load()
-		time.AfterFunc(max(backoffFor(a.attempts), retryAfter(err)), func() { r.again(a, tag) })
+		ask := a.ask
+		time.AfterFunc(max(backoffFor(a.attempts), retryAfter(err)), func() { r.again(a, ask) })
 		return
 	case r.resetLocked(a, err):
 		r.releaseLocked(b)
@@ -388,10 +340,10 @@ func retryAfter(err error) time.Duration {
 }
 
 // again asks for a partition once more, unless it was moved meanwhile.
-func (r *Reader) again(a *assigned, tag uint64) {
+func (r *Reader) again(a *assigned, ask uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if a.tag.Load() != tag {
+	if a.ask != ask {
 		return
 	}
 	a.dirty = true

@@ -16,6 +16,7 @@ import (
 type Batch struct {
 	r       *Reader
 	a       *assigned
+	lane    *fetchLane // that it came over
 	tag     uint64
 	fetched wire.FetchedBatches
 	buf     *[]byte // holds all bytes
@@ -179,10 +180,11 @@ func (r *Reader) newBatch(buf *[]byte, f wire.FetchedBatches) (b *Batch, epoch i
 
 // releaseLocked gives back what a batch holds.
 func (r *Reader) releaseLocked(b *Batch) {
-	r.queued -= b.size
-	r.credit += b.size
-	if r.credit >= int64(r.o.prefetch/creditShare) {
-		poke(r.wake)
+	l := b.lane
+	l.queued -= b.size
+	l.credit += b.size
+	if l.credit >= int64(l.share/creditShare) {
+		poke(l.wake)
 	}
 	r.recycle(b)
 }

@@ -82,6 +82,12 @@ type settled struct {
 	err       error
 	cost      int64 // bytes of memory to give back
 	gen       *generation
+
+	// For hooks.
+	opened      time.Time
+	bytes, wire int
+	retries     int
+	duplicate   bool
 }
 
 // An entry is what a producer remembers of a record once its bytes are in a

@@ -3,7 +3,6 @@ package client
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -35,8 +34,15 @@ type partition struct {
 	// pausedTill is when a refused batch may be sent again.
 	pausedTill time.Time
 	headers    []record.HeaderKV // of the record being added
-	// scheduled is true while the partition is in the producer's ready list.
+	usual      int               // size of the last batch that was completed
+	// lane is where what is in flight went; another one is chosen only when
+	// nothing is. epoch is the leader's then, as far as it was known.
+	lane  *lane
+	epoch int64
+	// scheduled is true while the partition is in the lane's ready list.
 	scheduled bool
+	recalling bool
+	num       numbering
 	closed    bool // takes no records any more
 }
 
@@ -56,8 +62,9 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 	// A record at the limit needs a batch to itself: its time takes no bytes
 	// there.
 	apart := size+maxTimestampSize > maxRecord
+	full := pt.topic.batchBytes(pt.p.o.batchBytes)
 	for {
-		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+size > pt.p.o.batchBytes) {
+		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+size > full) {
 			pt.sealLocked()
 		}
 		if pt.open == nil {
@@ -80,7 +87,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 	b.entries = append(b.entries, e)
 	b.cost += cost
 	b.urgent = b.urgent || urgent
-	if apart || b.builder.Size() >= pt.p.o.batchBytes || len(b.entries) >= maxBatchRecords {
+	if apart || b.builder.Size() >= full || len(b.entries) >= maxBatchRecords {
 		pt.sealLocked()
 	}
 	return pt.scheduleLocked(now), nil
@@ -89,8 +96,9 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 func (pt *partition) newBatch(now time.Time, gen *generation) *batch {
 	b := &batch{
 		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
-		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery),
+		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery), seq: notNumbered,
 	}
+	b.builder.Grow(pt.usual)
 	b.expiry = time.AfterFunc(pt.p.o.delivery, func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
 		b.linger = time.AfterFunc(pt.p.o.linger, pt.wake)
@@ -111,6 +119,7 @@ func (pt *partition) sealLocked() {
 	if pt.open == nil {
 		return
 	}
+	pt.usual = pt.open.size()
 	pt.open.stage = stageQueued
 	pt.queue = append(pt.queue, pt.open)
 	pt.open = nil
@@ -124,250 +133,52 @@ func (pt *partition) seal() {
 	pt.wake()
 }
 
-// wake schedules the partition when it has something to send.
-func (pt *partition) wake() {
-	pt.mu.Lock()
-	schedule := pt.scheduleLocked(time.Now())
-	pt.mu.Unlock()
-	if schedule {
-		pt.p.schedule(pt)
-	}
-}
-
-// scheduleLocked marks the partition as scheduled and returns true when it has
-// something to send and was not.
-func (pt *partition) scheduleLocked(now time.Time) bool {
-	if pt.scheduled || !pt.sendableLocked(now) {
-		return false
-	}
-	pt.scheduled = true
-	return true
-}
-
-func (pt *partition) sendableLocked(now time.Time) bool {
-	switch {
-	case len(pt.refused) > 0 || len(pt.inflight) >= pt.p.o.inFlight || now.Before(pt.pausedTill):
-		return false
-	case len(pt.queue) > 0:
-		return pt.provenLocked(pt.queue[0])
-	case pt.open == nil || !pt.provenLocked(pt.open):
-		return false
-	case pt.open.urgent || pt.p.memory.pressed():
-		return true
-	case pt.p.o.linger == 0:
-		return len(pt.inflight) == 0
-	}
-	return now.Sub(pt.open.opened) >= pt.p.o.linger
-}
-
-// provenLocked reports whether b may follow what is in flight.
-func (pt *partition) provenLocked(b *batch) bool {
-	if len(pt.inflight) == 0 {
-		return true
-	}
-	return b.size() <= pt.proven && pt.inflight[len(pt.inflight)-1].sized <= pt.proven
-}
-
-// take moves the next batch in flight and returns it; nil when there is
-// nothing to send. The partition is no longer scheduled, unless more is true.
-func (pt *partition) take(now time.Time) (b *batch, more bool) {
-	pt.mu.Lock()
-	defer pt.mu.Unlock()
-	pt.scheduled = false
-	if !pt.sendableLocked(now) {
-		return nil, false
-	}
-	if len(pt.queue) == 0 {
-		pt.sealLocked()
-	}
-	b = pt.queue[0]
-	pt.queue = pt.queue[1:]
-	b.stage = stageInFlight
-	b.sized = b.size()
-	pt.inflight = append(pt.inflight, b)
-	return b, pt.scheduleLocked(now)
-}
-
-// remove takes b out of list.
-func remove(list []*batch, b *batch) []*batch {
-	for i := range list {
-		if list[i] == b {
-			return append(list[:i:i], list[i+1:]...)
-		}
-	}
-	return list
-}
-
-// A verdict is what a broker, or the end of a stream, said about a batch.
-type verdict struct {
-	err     error
-	base    int64
-	stampMs int64
-	// again: nothing was stored, and it may be sent again.
-	again bool
-	// split: it is too large, and may be sent in parts.
-	split bool
-	// lost: the stream is gone.
-	lost  bool
-	pause time.Duration
-}
-
-// answered gives b, which was in flight, its verdict.
-func (pt *partition) answered(b *batch, v verdict) {
-	var out []settled
-	pt.mu.Lock()
-	pt.inflight = remove(pt.inflight, b)
-	if v.err == nil {
-		pt.proven = max(pt.proven, b.sized)
-	}
-	if v.err == nil || errors.Is(v.err, ErrOutcomeUnknown) {
-		out = pt.overtakenLocked(out)
-	}
-	if v.lost {
-		pt.proven = 0
-	}
-	switch {
-	case b.stage == stageSettled: // its time was up before
-		b.drop(&pt.p.builders)
-	case v.again || v.split && len(b.entries) > 1:
-		b.stage, b.lastErr = stageQueued, telling(b.lastErr, v.err)
-		b.attempts++
-		pt.proven = 0
-		if v.split {
-			b.attempts = 0
-		}
-		pt.refused = append(pt.refused, b)
-		if !v.split {
-			pt.pauseLocked(b, v.pause)
-		}
-	default:
-		if s, ok := b.settle(v.err); ok {
-			s.base, s.stampMs = v.base, v.stampMs
-			b.drop(&pt.p.builders)
-			out = append(out, s)
-		}
-	}
-	if len(pt.inflight) == 0 && len(pt.refused) > 0 {
-		out = pt.requeueLocked(out)
-	}
-	schedule := pt.scheduleLocked(time.Now())
-	pt.mu.Unlock()
-	for _, s := range out {
-		pt.p.settle(s)
-	}
-	if schedule {
-		pt.p.schedule(pt)
-	}
-}
-
-// overtakenLocked fails what was refused before a batch that is, or may be,
-// stored: sending it again would change the order.
-func (pt *partition) overtakenLocked(out []settled) []settled {
-	for _, b := range pt.refused {
-		if s, ok := b.settle(fmt.Errorf("%w: refused: %w", ErrOrder, b.lastErr)); ok {
-			b.drop(&pt.p.builders)
-			out = append(out, s)
-		}
-	}
-	pt.refused = nil
-	return out
-}
-
-// requeueLocked puts what was refused back at the head of the queue, in order.
-// What was too large goes in parts.
-func (pt *partition) requeueLocked(out []settled) []settled {
-	var head []*batch
-	for _, b := range pt.refused {
-		if b.stage == stageSettled {
-			continue
-		}
-		if !errors.Is(b.lastErr, ErrRecordTooLarge) {
-			head = append(head, b)
-			continue
-		}
-		parts, failed := pt.p.split(b)
-		head = append(head, parts...)
-		if failed != nil {
-			out = append(out, *failed)
-		}
-	}
-	pt.refused = nil
-	pt.queue = append(head, pt.queue...)
-	return out
-}
-
-// pauseLocked keeps the partition quiet for a while that grows with each
-// refusal, or as long as the broker asked for.
-func (pt *partition) pauseLocked(b *batch, asked time.Duration) {
-	d := backoffFor(b.attempts)
-	if asked > 0 {
-		d = asked
-	}
-	till := time.Now().Add(d)
-	if till.Before(pt.pausedTill) {
-		return
-	}
-	pt.pausedTill = till
-	time.AfterFunc(d, pt.wake)
-}
-
-// backoffFor returns the pause after the nth failure in a row.
-func backoffFor(n int) time.Duration {
-	d := firstBackoff << min(max(n-1, 0), 10)
-	d = min(d, maxBackoff)
-	return d/2 + rand.N(d/2+1) //nolint:gosec // to spread, not to hide
-}
-
-// returned puts batches that a stream never delivered back at the head of the
-// queue, in the order they were sent.
-func (pt *partition) returned(bs []*batch, why error) {
-	pt.mu.Lock()
-	pt.proven = 0
-	var head []*batch
-	for _, b := range bs {
-		pt.inflight = remove(pt.inflight, b)
-		if b.stage == stageSettled {
-			b.drop(&pt.p.builders)
-			continue
-		}
-		b.stage = stageQueued
-		if why != nil {
-			b.lastErr = why
-		}
-		head = append(head, b)
-	}
-	pt.queue = append(head, pt.queue...)
-	var out []settled
-	if len(pt.inflight) == 0 && len(pt.refused) > 0 {
-		out = pt.requeueLocked(nil)
-	}
-	schedule := pt.scheduleLocked(time.Now())
-	pt.mu.Unlock()
-	for _, s := range out {
-		pt.p.settle(s)
-	}
-	if schedule {
-		pt.p.schedule(pt)
-	}
-}
-
 // expire ends the wait for b, wherever it is.
 func (pt *partition) expire(b *batch) {
+	var out []settled
 	pt.mu.Lock()
-	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.p.streamError())
 	sent := b.stage == stageInFlight
-	if sent {
+	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked())
+	if sent || b.inDoubt {
 		err = unknown(err)
 	}
 	s, ok := b.settle(err)
-	if ok && !sent {
-		pt.forgetLocked(b)
-	}
-	pt.mu.Unlock()
 	if ok {
-		pt.p.settle(s)
-		pt.wake()
+		out = append(out, s)
+		if !sent {
+			pt.num.gone(b, b.inDoubt)
+			pt.forgetLocked(b)
+		}
 	}
+	pt.finish(out)
+}
+
+// hindranceLocked is why nothing is sent at present.
+func (pt *partition) hindranceLocked() error {
+	if pt.lane != nil {
+		if err := pt.lane.failure(); err != nil {
+			return err
+		}
+	}
+	return pt.p.identityError()
+}
+
+// failUnsent fails what was never sent.
+func (pt *partition) failUnsent(err error) {
+	var out []settled
+	pt.mu.Lock()
+	pt.sealLocked()
+	kept := pt.queue[:0]
+	for _, b := range pt.queue {
+		if b.seq != notNumbered {
+			kept = append(kept, b)
+			continue
+		}
+		out = pt.settleLocked(b, verdict{err: err, base: -1}, out)
+	}
+	clear(pt.queue[len(kept):])
+	pt.queue = kept
+	pt.finish(out)
 }
 
 // forgetLocked drops a batch that was never sent, or was refused. One that is
@@ -393,10 +204,10 @@ func (pt *partition) abandon(err error) {
 		if b.lastErr != nil {
 			why = fmt.Errorf("%w: %w", err, b.lastErr)
 		}
-		if s, ok := b.settle(why); ok {
-			out = append(out, s)
+		if b.inDoubt {
+			why = unknown(why)
 		}
-		b.drop(&pt.p.builders)
+		out = pt.settleLocked(b, verdict{err: why, base: -1}, out)
 	}
 	pt.refused, pt.queue = nil, nil
 	pt.mu.Unlock()
@@ -405,10 +216,10 @@ func (pt *partition) abandon(err error) {
 	}
 }
 
-// telling returns the reason that says more: that the time for a try was up
-// says nothing where something is known.
+// telling returns the reason that says more: that the time for a try was up, or
+// that an earlier batch is missing, says nothing where something is known.
 func telling(before, now error) error {
-	if before != nil && errors.Is(now, ErrTimeout) {
+	if before != nil && (errors.Is(now, ErrTimeout) || misplaced(now)) {
 		return before
 	}
 	return now

@@ -23,6 +23,7 @@ func TestMurmur2(t *testing.T) {
 	}
 }
 
+// Lists of addresses, as users write them (OP-09).
 func TestParseBrokers(t *testing.T) {
 	for in, want := range map[string]int{
 		"[::1]:9092": 1, "[fe80::1%eth0]:9092": 1, "localhost:7420": 1, "a:1,b:2": 2, "10.0.0.1:65535": 1,

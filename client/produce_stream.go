@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/wire"
@@ -22,16 +20,22 @@ const (
 	keepAliveAfter = 20 * time.Second
 	// maxAckTimeout is the longest that brokers wait for acknowledgements.
 	maxAckTimeout = 5 * time.Minute
+	// retryAckTimeout is how long they may where what is in doubt is sent again,
+	// and lateAnswer is how long after that a stream without an answer is given up.
+	retryAckTimeout = 30 * time.Second
+	lateAnswer      = 5 * time.Second
 )
 
 var (
 	errStreamSilent = errors.New("the broker did not answer a sign of life")
 	errStreamEnded  = errors.New("the stream ended before the answer")
+	errNoAnswer     = errors.New("the broker did not answer in time")
 )
 
 // A produceStream is one Produce stream and what is unanswered on it.
 type produceStream struct {
 	p      *Producer
+	lane   *lane
 	s      grpc.ClientStream
 	cancel context.CancelCauseFunc
 	// draining is closed when the broker asked for the stream to be ended.
@@ -52,84 +56,15 @@ type produceStream struct {
 	goaway   *runnelv1.Goaway
 }
 
-// schedule puts a partition that has something to send into the ready list.
-func (p *Producer) schedule(pt *partition) {
-	p.mu.Lock()
-	p.ready = append(p.ready, pt)
-	p.mu.Unlock()
-	poke(p.wake)
-}
-
-func (p *Producer) next() *partition {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.ready) == 0 {
-		return nil
-	}
-	pt := p.ready[0]
-	p.ready[0] = nil
-	p.ready = p.ready[1:]
-	return pt
-}
-
-func (p *Producer) hasReady() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.ready) > 0
-}
-
-func (p *Producer) streamError() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.streamErr
-}
-
-func (p *Producer) setStreamError(err error) {
-	p.mu.Lock()
-	p.streamErr = err
-	p.mu.Unlock()
-}
-
-// run keeps a stream open while there is something to send. There is never
-// more than one, so that batches of a partition cannot overtake each other.
-func (p *Producer) run(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; {
-		if !p.hasReady() {
-			select {
-			case <-p.wake:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		s, err := p.open(ctx)
-		var wait time.Duration
-		if err == nil {
-			err = s.serve(ctx)
-			wait = rejoinAfter(s.goaway)
-			if s.answered {
-				failures = 0
-			}
-		}
-		if err != nil {
-			failures++
-			p.setStreamError(err)
-			wait = max(wait, backoffFor(failures))
-		}
-		if wait > 0 {
-			pause(ctx, wait)
-		}
-	}
-}
-
-func (p *Producer) open(ctx context.Context) (*produceStream, error) {
+func (l *lane) open(ctx context.Context) (*produceStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	cs, err := p.c.stream(ctx, runnelv1.LogService_Produce_FullMethodName)
+	cs, err := l.p.c.stream(ctx, l.place, runnelv1.LogService_Produce_FullMethodName)
 	if err != nil {
 		cancel(err)
-		return nil, rpcError(err)
+		return nil, err
 	}
 	return &produceStream{
-		p: p, s: cs, cancel: cancel,
+		p: l.p, lane: l, s: cs, cancel: cancel,
 		draining: make(chan struct{}), over: make(chan struct{}),
 		inflight: map[uint64]*batch{}, heard: time.Now(),
 	}, nil
@@ -138,6 +73,8 @@ func (p *Producer) open(ctx context.Context) (*produceStream, error) {
 // serve sends and receives until the stream ends, and then gives every batch
 // that is unanswered what is due to it. It returns nil after a planned end.
 func (s *produceStream) serve(ctx context.Context) error {
+	s.lane.carries(s)
+	defer s.lane.carries(nil)
 	var receiver sync.WaitGroup
 	receiver.Go(s.receive)
 	planned := s.send(ctx)
@@ -167,9 +104,9 @@ func (s *produceStream) send(ctx context.Context) bool {
 	defer alive.Stop()
 	sent := time.Now()
 	for {
-		for pt := s.p.next(); pt != nil; pt = s.p.next() {
+		for pt := s.lane.next(); pt != nil; pt = s.lane.next() {
 			if s.ended(ctx) {
-				s.p.unschedule(pt)
+				s.lane.unshift(pt)
 				return ctx.Err() != nil || !s.isOver()
 			}
 			if !s.sendOne(pt) {
@@ -179,7 +116,7 @@ func (s *produceStream) send(ctx context.Context) bool {
 			sent = time.Now()
 		}
 		select {
-		case <-s.p.wake:
+		case <-s.lane.wake:
 		case <-s.over:
 			return false
 		case <-s.draining:
@@ -218,40 +155,37 @@ func (s *produceStream) isOver() bool {
 	}
 }
 
-// unschedule takes back that pt was to be sent from, for the next stream.
-func (p *Producer) unschedule(pt *partition) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready = append([]*partition{pt}, p.ready...)
-}
-
 // sendOne sends the next batch of pt; false when the stream took nothing.
 func (s *produceStream) sendOne(pt *partition) bool {
 	now := time.Now()
-	b, more := pt.take(now)
+	b, more := pt.take(s.lane, now)
 	if more {
-		s.p.schedule(pt)
+		pt.push()
 	}
 	if b == nil {
 		return true
 	}
+	id := s.p.identity.Load()
 	if b.encoded == nil {
-		if err := s.p.builders.encode(b, s.p.o.compression.record(), s.p.o.level); err != nil {
+		if err := s.p.builders.encode(b, id, s.p.o.compression.record(), s.p.o.level); err != nil {
 			pt.answered(b, verdict{err: recordError(err), base: -1})
 			return true
 		}
+	} else if id != nil {
+		b.stamp(id)
 	}
-	left := b.due.Sub(now)
 	b.encoded.Ref()
+	timeout := s.p.ackTimeout(b.due.Sub(now))
 	s.mu.Lock()
+	b.late = now.Add(timeout + lateAnswer)
 	s.lastID++
-	id := s.lastID
-	s.inflight[id] = b
-	s.order = append(s.order, id)
+	request := s.lastID
+	s.inflight[request] = b
+	s.order = append(s.order, request)
 	s.mu.Unlock()
 	err := s.s.SendMsg(&wire.ProduceBatch{
-		RequestID: id, Topic: pt.topic.name, TopicID: pt.id, Partition: pt.number,
-		Acks: int32(s.p.o.acks.proto()), Timeout: min(max(left-min(left/10, 2*time.Second), time.Millisecond), maxAckTimeout),
+		RequestID: request, Topic: pt.topic.name, TopicID: pt.id, Partition: pt.number, Routing: int32(s.lane.place.routing()),
+		Acks: int32(s.p.o.acks.proto()), Timeout: timeout,
 		LeaderEpoch: -1, Batch: b.encoded,
 	})
 	if err == nil {
@@ -259,11 +193,34 @@ func (s *produceStream) sendOne(pt *partition) bool {
 	}
 	// gRPC took nothing of it: it may go with the next stream.
 	s.mu.Lock()
-	_, mine := s.inflight[id]
-	delete(s.inflight, id)
+	_, mine := s.inflight[request]
+	delete(s.inflight, request)
 	s.mu.Unlock()
 	if mine {
 		pt.returned([]*batch{b}, nil)
+	}
+	return false
+}
+
+// ackTimeout is how long a broker may wait for acknowledgements when so much
+// time is left: an answer is better than none.
+func (p *Producer) ackTimeout(left time.Duration) time.Duration {
+	most := maxAckTimeout
+	if p.o.idempotent {
+		most = retryAckTimeout
+	}
+	return min(max(left-min(left/10, 2*time.Second), time.Millisecond), most)
+}
+
+// overdue reports whether an answer should have come, where it helps to ask
+// again.
+func (s *produceStream) overdue(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, request := range s.order {
+		if b := s.inflight[request]; b != nil {
+			return s.p.o.idempotent && now.After(b.late)
+		}
 	}
 	return false
 }
@@ -276,6 +233,10 @@ func (s *produceStream) keepAlive(now, sent time.Time) bool {
 	s.mu.Unlock()
 	if silent >= 2*keepAliveAfter {
 		s.cancel(errStreamSilent)
+		return false
+	}
+	if s.overdue(now) {
+		s.cancel(errNoAnswer)
 		return false
 	}
 	if now.Sub(sent) < keepAliveAfter {
@@ -294,7 +255,7 @@ func (s *produceStream) receive() {
 	for {
 		if err := s.s.RecvMsg(&msg); err != nil {
 			if !errors.Is(err, io.EOF) {
-				s.err = rpcError(err)
+				s.err = streamError(s.s, err)
 			}
 			return
 		}
@@ -308,6 +269,15 @@ func (s *produceStream) receive() {
 		}
 		s.answer(&resp)
 	}
+}
+
+// streamError returns why a stream ended: what the client ended it for, else
+// what the broker said.
+func streamError(s grpc.ClientStream, err error) error {
+	if cause := context.Cause(s.Context()); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return rpcError(err)
 }
 
 func (s *produceStream) answer(r *wire.ProduceResponse) {
@@ -328,41 +298,30 @@ func (s *produceStream) answer(r *wire.ProduceResponse) {
 	}
 	s.mu.Unlock()
 	if first {
-		s.p.setStreamError(nil)
+		s.lane.fails(nil)
 	}
 	if b != nil {
 		b.part.answered(b, judge(r, b.part))
 	}
 }
 
-// judge turns an answer into what it means for the batch.
-func judge(r *wire.ProduceResponse, pt *partition) verdict {
-	if r.Error == nil {
-		v := verdict{base: r.BaseOffset}
-		if r.AppendTimeMs != wire.None {
-			v.stampMs = r.AppendTimeMs
+// forget takes what is unanswered of pt out of the books, oldest first.
+func (s *produceStream) forget(pt *partition) (bs []*batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, request := range s.order {
+		if b := s.inflight[request]; b != nil && b.part == pt {
+			bs = append(bs, b)
+			delete(s.inflight, request)
 		}
-		return v
 	}
-	err := itemError(r.Error)
-	v := verdict{err: err, base: -1, pause: r.Error.GetRetryAfter().AsDuration()}
-	switch {
-	case errors.Is(err, ErrOutcomeUnknown):
-	case errors.Is(err, ErrRecordTooLarge):
-		v.split = true
-		pt.topic.stale()
-	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound), errors.Is(err, ErrTopicIDMismatch):
-		pt.topic.stale()
-	default:
-		v.again = Retriable(err)
-	}
-	return v
+	return bs
 }
 
 // bury gives what is unanswered at the end of the stream what is due to it: it
-// is sent again when the broker has said that it never read it, or when it
-// refused the whole stream before the first answer; else its outcome is
-// unknown.
+// was not stored when the broker has said that it never read it, or when it
+// refused the whole stream before the first answer; else its outcome is in
+// doubt.
 func (s *produceStream) bury() {
 	s.mu.Lock()
 	left := make(map[*partition][]*batch)
@@ -388,7 +347,7 @@ func (s *produceStream) bury() {
 			pt.returned(left[pt], s.err)
 		case refused:
 			for _, b := range left[pt] {
-				pt.answered(b, verdict{err: s.err, base: -1, lost: true})
+				pt.answered(b, verdict{err: s.err, base: -1})
 			}
 		default:
 			why := s.err
@@ -400,11 +359,4 @@ func (s *produceStream) bury() {
 			}
 		}
 	}
-}
-
-// refusesStream reports whether err is about the caller and not about what was
-// sent: nothing of a stream that begins with it is read.
-func refusesStream(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && slices.Contains([]codes.Code{codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented}, e.Code)
 }

@@ -27,7 +27,8 @@ type Producer struct {
 	entries  entryPool
 	outcomes outcomes
 	topics   sync.Map // name → *topic
-	wake     chan struct{}
+	// identity is nil until it is known, and without idempotence.
+	identity atomic.Pointer[identity]
 	closing  chan struct{} // closed by Close
 	stop     context.CancelFunc
 	spawn    func(func(context.Context))
@@ -39,11 +40,15 @@ type Producer struct {
 	// mu guards the fields below. It may be taken while a partition's is held.
 	mu sync.Mutex
 
-	ready []*partition
+	lanes   map[place]*lane
+	stopped bool // nothing may be started any more
+	// identifying is true while the identity is being asked for; identityErr is
+	// why there is none.
+	identifying bool
+	identityErr error
+	unlisten    func()
 	// gens are the generations that are not done; the last one is being filled.
 	gens []*generation
-	// streamErr is why there is no stream at present.
-	streamErr error
 }
 
 // NewProducer returns a producer. It does nothing before the first record.
@@ -57,7 +62,7 @@ func (c *Client) NewProducer(opts ...ProducerOption) (*Producer, error) {
 		memory:   newMemory(o.buffered),
 		builders: builderPool{codec: record.NewCodec()},
 		outcomes: outcomes{wake: make(chan struct{}, 1)},
-		wake:     make(chan struct{}, 1),
+		lanes:    map[place]*lane{},
 		closing:  make(chan struct{}),
 		gens:     []*generation{{done: make(chan struct{})}},
 	}
@@ -74,15 +79,34 @@ const (
 	producerClosed
 )
 
-// start runs f in a goroutine that Close waits for; false after Close.
+// start runs f in a goroutine that Close waits for; false when it is too late
+// for that.
 func (p *Producer) start(f func(context.Context)) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state.Load() == producerClosed {
+	return p.startLocked(f)
+}
+
+func (p *Producer) startLocked(f func(context.Context)) bool {
+	if p.stopped {
 		return false
 	}
 	p.spawn(f)
 	return true
+}
+
+func (p *Producer) identityError() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.identityErr
+}
+
+// rerouted tells every partition that the cluster has changed.
+func (p *Producer) rerouted() {
+	p.eachPartition(func(pt *partition) {
+		pt.moved()
+		pt.wake()
+	})
 }
 
 // begin starts the goroutines that every producer has, at its first record. It
@@ -95,7 +119,7 @@ func (p *Producer) begin() bool {
 	defer p.mu.Unlock()
 	if p.state.Load() == producerNew {
 		p.state.Store(producerRunning)
-		p.spawn(p.run)
+		p.unlisten = p.c.cluster.listen(p.rerouted)
 		p.caller.Go(func() { p.outcomes.run(p.settled) })
 	}
 	return p.state.Load() == producerRunning
@@ -111,6 +135,27 @@ func (p *Producer) begin() bool {
 // other records.
 func (p *Producer) Produce(ctx context.Context, r Record, done func(Result)) {
 	p.produce(ctx, &r, done, false)
+}
+
+// intercepted lets the interceptors see r. It returns a copy, for r does not
+// escape, and what is to be called with the outcome.
+func (p *Producer) intercepted(ctx context.Context, r *Record, done func(Result)) (*Record, func(Result)) {
+	c := *r
+	c.Headers = slices.Clip(c.Headers)
+	for _, see := range p.o.intercept {
+		after, before := see(ctx, &c), done
+		switch {
+		case after == nil:
+		case before == nil:
+			done = after
+		default:
+			done = func(r Result) {
+				after(r)
+				before(r)
+			}
+		}
+	}
+	return &c, done
 }
 
 // ProduceSync writes records and waits for their outcomes, which it returns in
@@ -162,6 +207,9 @@ func (p *Producer) ProduceSync(ctx context.Context, rs ...Record) ([]Result, err
 
 // produce does not let r escape: a record costs no allocation of its own.
 func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), urgent bool) {
+	if len(p.o.intercept) > 0 {
+		r, done = p.intercepted(ctx, r, done)
+	}
 	now := time.Now()
 	e := entry{done: done, stampMs: now.UnixMilli()}
 	if !r.Timestamp.IsZero() {
@@ -225,7 +273,7 @@ func (p *Producer) put(t *topic, v *topicView, r *Record, e entry, cost int64, n
 		return
 	}
 	if schedule {
-		p.schedule(pt)
+		pt.push()
 	}
 }
 
@@ -271,6 +319,12 @@ func (p *Producer) settle(s settled) {
 
 // settled is called after the callbacks of a group.
 func (p *Producer) settled(s *settled) {
+	if h := p.c.opts.hooks.Produced; h != nil && s.partition >= 0 && len(s.entries) > 0 {
+		h(BatchInfo{
+			Topic: s.topic, Partition: s.partition, Records: len(s.entries), Bytes: s.bytes, WireBytes: s.wire,
+			Age: time.Since(s.opened), Retries: s.retries, Duplicate: s.duplicate, Err: s.err,
+		})
+	}
 	p.memory.give(s.cost)
 	p.entries.put(s.entries)
 	p.leave(s.gen)
@@ -357,6 +411,9 @@ func (p *Producer) Close(ctx context.Context) error {
 	}
 	close(p.closing)
 	err := p.Flush(ctx)
+	p.mu.Lock()
+	p.stopped = true
+	p.mu.Unlock()
 	p.stop()
 	p.workers.Wait()
 	p.topics.Range(func(_, v any) bool {
@@ -369,6 +426,9 @@ func (p *Producer) Close(ctx context.Context) error {
 	}
 	p.outcomes.close()
 	p.caller.Wait()
+	if p.unlisten != nil {
+		p.unlisten()
+	}
 	if err != nil {
 		return fmt.Errorf("close: %w", context.Cause(ctx))
 	}

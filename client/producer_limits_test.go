@@ -61,7 +61,7 @@ func TestProducer_deliveryTimeout(t *testing.T) {
 // Flush and Close end with their context, and every record has its callback.
 func TestProducer_flushAndCloseHonourTheirContext(t *testing.T) {
 	for name, do := range map[string]func(f *fakeBroker){
-		"brokers gone": func(f *fakeBroker) { f.down = true; f.srv.Stop() },
+		"brokers gone": func(f *fakeBroker) { f.down = true; f.nodes[0].srv.Stop() },
 		"no leader": func(f *fakeBroker) {
 			f.onProduce = func(int, *runnelv1.ProduceRequest) action {
 				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_NO_LEADER, codes.Unavailable)}
@@ -70,7 +70,7 @@ func TestProducer_flushAndCloseHonourTheirContext(t *testing.T) {
 		"no answer": func(f *fakeBroker) {
 			f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} }
 		},
-		"never known": func(f *fakeBroker) { delete(f.topics, "t"); f.down = true; f.srv.Stop() },
+		"never known": func(f *fakeBroker) { delete(f.topics, "t"); f.down = true; f.nodes[0].srv.Stop() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -82,9 +83,11 @@ type producerOptions struct {
 	batchBytes  int
 	linger      time.Duration
 	inFlight    int
+	idempotent  bool
 	buffered    int64
 	failFull    bool
 	delivery    time.Duration
+	intercept   []Interceptor
 }
 
 // A ProducerOption changes how a Producer works.
@@ -116,10 +119,17 @@ func BatchBytes(n int) ProducerOption { return func(o *producerOptions) { o.batc
 // themselves. A full buffer and Flush end the wait.
 func Linger(d time.Duration) ProducerOption { return func(o *producerOptions) { o.linger = d } }
 
+// WithoutIdempotence makes the producer do without an identity, for brokers
+// that give none. Then what is in doubt, such as when a connection broke before
+// the answer, is never sent again, since that could store it twice: its outcome
+// is unknown. And what was refused for a passing reason is sent again only while
+// no later batch was stored, or else fails with [ErrOrder]. [AcksNone] implies
+// it.
+func WithoutIdempotence() ProducerOption { return func(o *producerOptions) { o.idempotent = false } }
+
 // MaxInFlight sets how many batches of one partition may be unanswered; 5 by
-// default. Their order is kept whatever the number. When a batch is refused
-// for a passing reason, it is sent again only while no later one was stored;
-// with 1 that is always so.
+// default, which is also the most with idempotence. Their order is kept
+// whatever the number.
 func MaxInFlight(n int) ProducerOption { return func(o *producerOptions) { o.inFlight = n } }
 
 // MaxBufferedBytes bounds the memory of records whose outcome is not known
@@ -136,16 +146,31 @@ func DeliveryTimeout(d time.Duration) ProducerOption {
 	return func(o *producerOptions) { o.delivery = d }
 }
 
+// An Interceptor sees every record that Produce is given, before its partition
+// is chosen, in the goroutine of the caller: so it cannot change the order. It
+// may change r, which is a copy, and add to r.Headers; what r points to belongs
+// to the caller. What it returns, unless it is nil, is called with the record's
+// outcome, before the record's own callback.
+type Interceptor func(ctx context.Context, r *Record) func(Result)
+
+// Intercept adds an interceptor. Several are called in the order they were
+// added; their callbacks, in the opposite one.
+func Intercept(i Interceptor) ProducerOption {
+	return func(o *producerOptions) { o.intercept = append(o.intercept, i) }
+}
+
 func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 	o := producerOptions{
 		batchBytes: defaultBatchBytes,
 		inFlight:   defaultInFlight,
 		buffered:   defaultBufferedBytes,
 		delivery:   defaultDeliveryTimeout,
+		idempotent: true,
 	}
 	for _, opt := range opts {
 		opt(&o)
 	}
+	o.idempotent = o.idempotent && o.acks != AcksNone
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -162,6 +187,7 @@ func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 	check(o.batchBytes >= minBatchBytes && o.batchBytes <= maxBatchBytes, "BatchBytes(%d): want %d to %d", o.batchBytes, minBatchBytes, maxBatchBytes)
 	check(o.linger >= 0 && o.linger < o.delivery, "Linger(%v): want 0 or more, and less than the delivery timeout of %v", o.linger, o.delivery)
 	check(o.inFlight >= 1 && o.inFlight <= 1000, "MaxInFlight(%d): want 1 to 1000", o.inFlight)
+	check(!o.idempotent || o.inFlight <= defaultInFlight, "MaxInFlight(%d): want at most %d, or WithoutIdempotence", o.inFlight, defaultInFlight)
 	check(o.buffered >= minBatchBytes, "MaxBufferedBytes(%d): want at least %d", o.buffered, minBatchBytes)
 	check(o.delivery >= 100*time.Millisecond, "DeliveryTimeout(%v): want at least 100ms", o.delivery)
 	return o, errors.Join(errs...)

@@ -323,7 +323,7 @@ func TestProducer_refusedForNowIsSentAgainInOrder(t *testing.T) {
 	}
 }
 
-// When later records were stored already, the refused ones fail for certain:
+// Without numbers, when later records were stored already, the refused ones fail for certain:
 // sending them again would change the order.
 func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -337,7 +337,7 @@ func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
 			}
 			return action{}
 		}
-		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		p := producer(t, f.client(t), client.BatchBytes(1<<10), client.WithoutIdempotence())
 		y := newTally()
 		// A batch that is larger than all before it goes alone: with the largest
 		// one first, all others may follow each other.
@@ -359,7 +359,8 @@ func TestProducer_keepsOrderRatherThanRecords(t *testing.T) {
 	})
 }
 
-// A broken stream leaves what is unanswered unknown, and it is not sent again.
+// Without numbers a broken stream leaves what is unanswered unknown, and it is
+// not sent again.
 func TestProducer_brokenStreamLeavesUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
@@ -372,7 +373,7 @@ func TestProducer_brokenStreamLeavesUnknown(t *testing.T) {
 			}
 			return action{}
 		}
-		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		p := producer(t, f.client(t), client.BatchBytes(1<<10), client.WithoutIdempotence())
 		y := newTally()
 		send(t, p, y, 0, 2000)
 		flush(t, p)
@@ -420,7 +421,7 @@ func TestProducer_uncertainAnswersAreUnknown(t *testing.T) {
 			}
 			return action{}
 		}
-		p := producer(t, f.client(t))
+		p := producer(t, f.client(t), client.WithoutIdempotence())
 		for i, want := range []client.Outcome{client.Unknown, client.Unknown, client.Acknowledged} {
 			rs, _ := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")})
 			if rs[0].Outcome() != want {

@@ -23,7 +23,7 @@ type Reader struct {
 	c     *Client
 	o     readerOptions
 	codec *record.Codec
-	// wake tells the goroutine of the stream that there is something to send.
+	// wake tells run that something has changed.
 	wake    chan struct{}
 	closing chan struct{}
 	stop    context.CancelFunc
@@ -34,13 +34,9 @@ type Reader struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	parts map[partitionKey]*assigned
-	// removed are those that the stream is still to be told of.
-	removed []partitionKey
+	parts   map[partitionKey]*assigned
+	lanes   map[place]*fetchLane
 	queue   []*Batch
-	queued  int64 // bytes in queue, and in the batch that is being read
-	// credit is what may be given to the broker, beside what was given.
-	credit  int64
 	arrived chan struct{} // closed and replaced when queue, parts or err change
 	current *Batch        // the batch last returned; its buffers are in use
 	resume  bool          // Records was left in the middle of current
@@ -66,8 +62,12 @@ type assigned struct {
 	next, pos int64
 	stop      int64 // first offset not wanted; noOffset: none
 	epoch     int64 // of the last record fetched; noOffset: none
-	// tag tells what was asked for since the last seek from what was before. It
-	// is changed under mu only.
+	// lane is where it is read, nil before that is known. ask tells what was
+	// asked for there from what was before.
+	lane *fetchLane
+	ask  uint64
+	// tag tells what is read since the last seek from what was before. It is
+	// changed under mu only.
 	tag    atomic.Uint64
 	paused bool
 	ended  bool // nothing more will come: it was read to its stop, or failed
@@ -86,7 +86,7 @@ func (c *Client) NewReader(opts ...ReaderOption) (*Reader, error) {
 	r := &Reader{
 		c: c, o: o, codec: record.NewCodec(),
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), arrived: make(chan struct{}),
-		parts: map[partitionKey]*assigned{},
+		parts: map[partitionKey]*assigned{}, lanes: map[place]*fetchLane{},
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
@@ -121,6 +121,7 @@ func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
 		if err := a.Start.check(); err != nil {
 			return err
 		}
+		r.c.cluster.want(a.Topic)
 		if a.Stop < 0 {
 			return fmt.Errorf("stop at offset %d: want 0, for none, or more", a.Stop)
 		}
@@ -140,6 +141,9 @@ func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
 	}
 	if err := r.c.resolveAll(ctx, ls, r.o.isolation); err != nil {
 		return fmt.Errorf("assign: %w", err)
+	}
+	for _, a := range as {
+		r.c.cluster.await(ctx, a.Topic)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,6 +200,7 @@ func (r *Reader) moveLocked(a *assigned, offset int64) {
 // dropLocked forgets what was fetched of a and not handed out.
 func (r *Reader) dropLocked(a *assigned) {
 	a.tag.Add(1)
+	a.ask++
 	kept := r.queue[:0]
 	for _, b := range r.queue {
 		if b.a == a {
@@ -265,6 +270,7 @@ func (r *Reader) Resume(topic string, partition int32) error {
 		if a.paused {
 			a.paused, a.dirty = false, true
 			a.tag.Add(1)
+			a.ask++
 		}
 	})
 }
@@ -274,9 +280,7 @@ func (r *Reader) Remove(topic string, partition int32) error {
 	return r.edit(topic, partition, func(a *assigned) {
 		r.dropLocked(a)
 		delete(r.parts, a.partitionKey)
-		if a.sent {
-			r.removed = append(r.removed, a.partitionKey)
-		}
+		a.leaveLocked()
 	})
 }
 

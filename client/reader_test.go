@@ -38,7 +38,7 @@ func (f *fakeBroker) fill(t *testing.T, topic string, p int32, n, per int, c rec
 		if err := proto.Unmarshal(batch.AppendMessage(nil), msg); err != nil {
 			t.Fatal(err)
 		}
-		if _, ierr := f.store(&runnelv1.ProduceRequest{Topic: topic, Partition: &p, Batch: msg}); ierr != nil {
+		if _, _, ierr := f.nodes[0].store(&runnelv1.ProduceRequest{Topic: topic, Partition: &p, Batch: msg}); ierr != nil {
 			t.Fatal(ierr)
 		}
 	}

@@ -107,7 +107,7 @@ func TestReader_errorsOfTheWholeStream(t *testing.T) {
 		assign(t, r, client.Assignment{Topic: "t"})
 		synctest.Wait()
 		f.locked(func() { f.down = true })
-		f.srv.Stop()
+		f.nodes[0].srv.Stop()
 		begun := time.Now()
 		if _, err := r.Poll(t.Context()); !errors.Is(err, client.ErrUnreachable) {
 			t.Errorf("poll: %v", err)

@@ -18,6 +18,9 @@ func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
 			limit = int(n)
 		}
 	}
+	if old := b.part.topic.largest.Load(); old == 0 || int64(limit) < old {
+		b.part.topic.largest.Store(int64(max(limit, minBatchBytes)))
+	}
 	it := p.reopen(b)
 	costLeft := b.cost
 	var part *batch
@@ -26,6 +29,9 @@ func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
 		for {
 			if part == nil {
 				part = b.sibling(p)
+				if b.seq != notNumbered {
+					part.seq, part.epoch = b.seq+int64(i), b.epoch
+				}
 				parts = append(parts, part)
 			}
 			if part.builder.Count() > 0 && part.builder.Size()+len(r.Key)+len(r.Value) > limit {
@@ -62,6 +68,7 @@ func (p *Producer) reopen(b *batch) *record.Iterator {
 }
 
 func (p *Producer) failWhole(b *batch, err error) *settled {
+	b.part.num.gone(b, false)
 	s, _ := b.settle(recordError(err))
 	b.drop(&p.builders)
 	return &s
@@ -71,7 +78,7 @@ func (p *Producer) failWhole(b *batch, err error) *settled {
 func (b *batch) sibling(p *Producer) *batch {
 	s := &batch{
 		part: b.part, stage: stageQueued, builder: p.builders.get(), entries: p.entries.get(),
-		gen: p.join(b.gen), opened: b.opened, due: b.due, lastErr: b.lastErr,
+		gen: p.join(b.gen), opened: b.opened, due: b.due, lastErr: b.lastErr, seq: notNumbered, retries: b.retries,
 	}
 	s.expiry = time.AfterFunc(time.Until(b.due), func() { b.part.expire(s) })
 	return s

@@ -198,7 +198,7 @@ func persist(ctx context.Context, f func(context.Context) error) error {
 		switch {
 		case late && ctx.Err() != nil && last != nil:
 			return fmt.Errorf("%w; the try before: %w", err, last)
-		case err == nil, !Retriable(err) && !late, ctx.Err() != nil:
+		case err == nil, !Retriable(err) && !late, late && ctx.Err() != nil:
 			return err
 		case !late:
 			last = err

@@ -27,6 +27,9 @@ type topic struct {
 	// view is what producing needs, nil while records are held so that none
 	// passes one that came before. It is changed under mu only.
 	view atomic.Pointer[topicView]
+	// largest is how large a batch may be, as far as was learned from refusals;
+	// 0: nothing was.
+	largest atomic.Int64
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -77,6 +80,14 @@ func (t *topic) lookLocked(p *Producer) {
 	}
 }
 
+// batchBytes returns up to what size batches are filled.
+func (t *topic) batchBytes(most int) int {
+	if n := t.largest.Load(); n > 0 {
+		return min(most, int(n))
+	}
+	return most
+}
+
 // all returns every partition that may have batches.
 func (t *topic) all() []*partition {
 	t.mu.Lock()
@@ -106,6 +117,8 @@ func (t *topic) hold(p *Producer, r *Record, e entry, cost int64) (bool, error) 
 	if t.lookLocked(p); !t.loading {
 		return false, ErrClosed
 	}
+	p.c.cluster.want(t.name)
+	p.identified() // so that it is there in time
 	h := &heldRecord{r: r.Clone(), e: e, cost: cost, gen: p.join(nil)}
 	h.expiry = time.AfterFunc(p.o.delivery, func() { t.expire(p, h) })
 	t.held = append(t.held, h)

@@ -211,6 +211,9 @@ func (b *broker) restarted() *broker {
 	n := b.w.newBroker(b.register.GetBroker().GetBrokerId())
 	n.register.Broker.DirectoryId = b.register.GetBroker().GetDirectoryId()
 	n.register.ClusterId = b.cluster()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n.register.DataEpoch = b.epoch
 	return n
 }
 

@@ -83,7 +83,9 @@ func (g *Group) Assignor() Assignor { return g.assignor }
 func (g *Group) Size() int { return len(g.members) }
 
 // Blank says whether nothing is known of the group: it is as if it never was.
-func (g *Group) Blank() bool { return !g.stored && len(g.members) == 0 && len(g.offsets) == 0 }
+func (g *Group) Blank() bool {
+	return !g.stored && len(g.members) == 0 && len(g.offsets) == 0 && len(g.held) == 0
+}
 
 // Phase returns what the group is doing.
 func (g *Group) Phase() Phase {

@@ -45,7 +45,7 @@ func basic(topics ...string) Terms {
 func (s *stage) settle(fx *Effects) {
 	s.t.Helper()
 	for range 100 {
-		s.g.Settle(s.now, s.topics, fx)
+		s.g.Settle(s.now, NewResolver(s.topics), fx)
 		for i := range fx.Changes {
 			s.g.Confirm(&fx.Changes[i])
 		}
@@ -256,7 +256,7 @@ func TestGroup_patternsCG12(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	refresh := func() { s.do(func(*Effects) { s.g.Refresh(s.now, s.topics) }) }
+	refresh := func() { s.do(func(*Effects) { s.g.Refresh(s.now, NewResolver(s.topics)) }) }
 	s.topics = append(s.topics, &Topic{ID: topicID(2), Name: "evt.b", Partitions: 4}, &Topic{ID: topicID(3), Name: "other.evt.c", Partitions: 4})
 	refresh()
 	s.wantOwned(map[string]int{"a": 3, "b": 3})
@@ -339,13 +339,13 @@ func TestGroup_missingTopicCG21(t *testing.T) {
 			s.g.Heard(s.now, at, id)
 		}
 		s.pass(time.Second)
-		s.do(func(*Effects) { s.g.Refresh(s.now, s.topics) })
+		s.do(func(*Effects) { s.g.Refresh(s.now, NewResolver(s.topics)) })
 	}
 	if s.g.Epoch() != epoch || !maps.Equal(s.told, told) || s.told["a"] != 1 || s.g.Phase() != Stable {
 		t.Errorf("epoch %d after %d, told %v after %v", s.g.Epoch(), epoch, s.told, told)
 	}
 	s.topics = append(s.topics, topicOf(0, 4))
-	s.do(func(*Effects) { s.g.Refresh(s.now, s.topics) })
+	s.do(func(*Effects) { s.g.Refresh(s.now, NewResolver(s.topics)) })
 	s.wantOwned(map[string]int{"a": 2, "b": 1, "c": 1, "d": 2})
 }
 

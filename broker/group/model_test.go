@@ -95,7 +95,7 @@ func newWorld(t *rapid.T) *world {
 
 // settle ends an event: effects go to the log and to those who wait for it.
 func (w *world) settle(fx *Effects) {
-	w.g.Settle(w.now, w.topics, fx)
+	w.g.Settle(w.now, NewResolver(w.topics), fx)
 	w.log = append(w.log, fx.Changes...)
 	for _, m := range fx.Messages {
 		w.told = append(w.told, toldAt{len(w.log), m})
@@ -127,7 +127,7 @@ func (w *world) crash(n int) {
 	for i := range w.log {
 		w.g.Restore(&w.log[i])
 	}
-	w.g.Restored(w.now, w.topics)
+	w.g.Restored(w.now, NewResolver(w.topics))
 	var fx Effects
 	w.settle(&fx)
 	for _, c := range w.clients {
@@ -290,7 +290,7 @@ func (w *world) actions() []action {
 		{3, nil, func(*client) { w.crash(rapid.IntRange(w.committed, len(w.log)).Draw(w.t, "kept")) }},
 		{3, nil, func(*client) {
 			w.topics = w.drawTopics(w.t)
-			w.g.Refresh(w.now, w.topics)
+			w.g.Refresh(w.now, NewResolver(w.topics))
 			w.settle(&Effects{})
 		}},
 		{5, nil, func(*client) { w.reset() }},

@@ -9,7 +9,7 @@ import (
 // Settle finds a new target when one is due, and brings every member as close to
 // it as is safe: it is told to give up what is not to be its, and gets what is,
 // once that is nobody's. Call it after events, before their effects are stored.
-func (g *Group) Settle(now time.Time, topics Topics, fx *Effects) {
+func (g *Group) Settle(now time.Time, topics *Resolver, fx *Effects) {
 	if g.dirty {
 		g.retarget(topics)
 		g.dirty, g.unsettled = false, true
@@ -99,13 +99,12 @@ func (g *Group) tell(m *member, fx *Effects) {
 }
 
 // retarget divides the partitions that the members read anew.
-func (g *Group) retarget(topics Topics) {
+func (g *Group) retarget(topics *Resolver) {
 	members := g.sorted()
-	r := resolver{topics: topics, done: map[string][]*Topic{}}
 	readers := make([]Reader, len(members))
 	claimed := map[Part]bool{}
 	for i, m := range members {
-		m.topics = r.of(&m.terms)
+		m.topics = topics.of(&m.terms)
 		readers[i] = Reader{Name: m.name(), Rack: m.terms.Rack, Topics: m.topics, Has: slices.SortedFunc(maps.Keys(m.target), Part.Compare)}
 		for p := range m.target {
 			claimed[p] = true
@@ -129,10 +128,9 @@ func (g *Group) retarget(topics Topics) {
 
 // Refresh looks whether the subscribed topics are what they were, and begins a
 // new epoch when they are not.
-func (g *Group) Refresh(now time.Time, topics Topics) {
-	r := resolver{topics: topics, done: map[string][]*Topic{}}
+func (g *Group) Refresh(now time.Time, topics *Resolver) {
 	for _, m := range g.members {
-		if !sameShape(m.topics, r.of(&m.terms)) {
+		if !sameShape(m.topics, topics.of(&m.terms)) {
 			g.bump(now)
 			return
 		}
@@ -184,7 +182,7 @@ func (g *Group) restoreMember(s *Member) {
 
 // Restored ends the restoring: every member gets its time anew, and the target
 // is found again. Only if that is another one does a new epoch begin.
-func (g *Group) Restored(now time.Time, topics Topics) {
+func (g *Group) Restored(now time.Time, topics *Resolver) {
 	if len(g.members) == 0 {
 		return
 	}

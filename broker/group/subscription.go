@@ -78,14 +78,23 @@ func compile(pattern string) (*regexp.Regexp, error) {
 	return regexp.Compile(`^(?:` + pattern + `)$`)
 }
 
-// resolver finds the topics of subscriptions, each subscription once.
-type resolver struct {
+// A Resolver finds the topics of subscriptions, each subscription once, at one
+// moment of the cluster's topics.
+type Resolver struct {
 	topics Topics
 	done   map[string][]*Topic
 }
 
+// maxResolved is how many subscriptions a Resolver remembers.
+const maxResolved = 10000
+
+// NewResolver returns one for topics.
+func NewResolver(topics Topics) *Resolver {
+	return &Resolver{topics: topics, done: map[string][]*Topic{}}
+}
+
 // of returns the topics of a subscription that there are, by name.
-func (r *resolver) of(t *Terms) []*Topic {
+func (r *Resolver) of(t *Terms) []*Topic {
 	key := t.key()
 	if got, ok := r.done[key]; ok {
 		return got
@@ -107,6 +116,9 @@ func (r *resolver) of(t *Terms) []*Topic {
 	}
 	slices.SortFunc(out, func(a, b *Topic) int { return cmp.Compare(a.Name, b.Name) })
 	out = slices.CompactFunc(out, func(a, b *Topic) bool { return a.Name == b.Name })
+	if len(r.done) >= maxResolved {
+		clear(r.done)
+	}
 	r.done[key] = out
 	return out
 }

@@ -98,7 +98,7 @@ func (c *connection) register() *controllerv1.SessionRequest {
 	id := c.session.cfg.Identity
 	broker, _ := proto.Clone(c.session.cfg.Broker).(*controllerv1.BrokerRecord)
 	return &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Register{Register: &controllerv1.Register{
-		Broker: broker, ClusterId: id.ClusterID(), HighestControllerEpoch: id.HighestControllerEpoch(),
+		Broker: broker, ClusterId: id.ClusterID(), HighestControllerEpoch: id.HighestControllerEpoch(), DataEpoch: id.DataEpoch(),
 	}}}
 }
 
@@ -201,7 +201,7 @@ func (c *connection) welcome(r *controllerv1.Registered) error {
 		return fmt.Errorf("%w: the data directory belongs to cluster %s, controller %s to cluster %s: check the controllers' addresses and the data directory",
 			ErrClusterMismatch, want, c.addr, r.GetClusterId())
 	}
-	if err := s.cfg.Identity.Remember(r.GetClusterId(), c.epoch); err != nil {
+	if err := s.cfg.Identity.Remember(r.GetClusterId(), c.epoch, r.GetBrokerEpoch()); err != nil {
 		return fmt.Errorf("remember cluster %s: %w", r.GetClusterId(), err)
 	}
 	c.clusterID = r.GetClusterId()

@@ -46,8 +46,11 @@ type Identity interface {
 	ClusterID() string
 	// HighestControllerEpoch returns the highest controller epoch ever heard of.
 	HighestControllerEpoch() int64
-	// Remember makes both durable.
-	Remember(clusterID string, controllerEpoch int64) error
+	// DataEpoch returns the epoch of the last process that was registered with
+	// these data, 0 before the first.
+	DataEpoch() int64
+	// Remember makes all three durable.
+	Remember(clusterID string, controllerEpoch, brokerEpoch int64) error
 }
 
 // A Condition is what a heartbeat says of the broker's disk.

@@ -31,6 +31,7 @@ type identity struct {
 
 	cluster string
 	epoch   int64
+	data    int64
 }
 
 func (i *identity) ClusterID() string {
@@ -45,10 +46,16 @@ func (i *identity) HighestControllerEpoch() int64 {
 	return i.epoch
 }
 
-func (i *identity) Remember(cluster string, epoch int64) error {
+func (i *identity) DataEpoch() int64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.cluster, i.epoch = cluster, epoch
+	return i.data
+}
+
+func (i *identity) Remember(cluster string, epoch, data int64) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.cluster, i.epoch, i.data = cluster, epoch, data
 	return nil
 }
 

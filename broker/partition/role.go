@@ -160,7 +160,7 @@ func timestampType(t topicconfig.TimestampType) record.TimestampType {
 // replica that cannot have held anything. Else something was lost, and an empty
 // log would hide it.
 func mayCreate(self metadata.BrokerID, mp *metadata.Partition) bool {
-	if mp.LeaderEpoch <= 1 {
+	if mp.LeaderEpoch <= 1 && !slices.Contains(mp.ELR, self) {
 		return true
 	}
 	return !slices.Contains(mp.ISR, self) && !slices.Contains(mp.ELR, self) && !slices.Contains(mp.LastKnown, self)

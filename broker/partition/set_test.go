@@ -169,3 +169,23 @@ func TestOpeningIsTriedAgain(t *testing.T) {
 		r.append(p, 1)
 	})
 }
+
+// A directory is made for a replica that cannot have held anything, and for no
+// other.
+func TestMayCreate(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mp   metadata.Partition
+		want bool
+	}{
+		"the first epoch": {metadata.Partition{LeaderEpoch: 1, ISR: []metadata.BrokerID{1, 2}}, true},
+		"the first epoch, and it fell out of sync with all it had": {metadata.Partition{LeaderEpoch: 1, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{1}}, false},
+		"nobody counts on it": {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{3}}, true},
+		"in sync":             {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{1, 2}}, false},
+		"eligible":            {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{1}}, false},
+		"the last known":      {metadata.Partition{LeaderEpoch: 2, LastKnown: []metadata.BrokerID{1}}, false},
+	} {
+		if got := mayCreate(1, &tt.mp); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -123,9 +123,10 @@ func withOffice(t *testing.T, c *clerk, f func(o *office)) {
 // A testIdentity belongs to any cluster.
 type testIdentity struct{}
 
-func (*testIdentity) ClusterID() string             { return "" }
-func (*testIdentity) HighestControllerEpoch() int64 { return 0 }
-func (*testIdentity) Remember(string, int64) error  { return nil }
+func (*testIdentity) ClusterID() string                   { return "" }
+func (*testIdentity) HighestControllerEpoch() int64       { return 0 }
+func (*testIdentity) DataEpoch() int64                    { return 0 }
+func (*testIdentity) Remember(string, int64, int64) error { return nil }
 
 // notController is how a controller refuses that is not the active one.
 func notController(t *testing.T) error {

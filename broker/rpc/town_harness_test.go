@@ -382,6 +382,8 @@ func (w *testTown) appendCopy(p *partition.Partition, frame record.Frame, b []by
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	h := &frame.Header
+	batch.ProducerID, batch.ProducerEpoch, batch.BaseSequence = h.ProducerID, h.ProducerEpoch, h.BaseSequence
 	if got, err := p.Append(&batch, nil); err != nil || got.Base != frame.Header.BaseOffset {
 		w.t.Fatalf("copied to %d, %v, want %d", got.Base, err, frame.Header.BaseOffset)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -154,15 +155,18 @@ func (a *app) dev(ctx context.Context, cfg devConfig, data string) error {
 // lockData keeps a second node off the same folder.
 func lockData(dir string) (io.Closer, error) {
 	fsys := vfs.OS()
+	unusable := func(err error) error {
+		return fmt.Errorf("data folder: %w\nThe user that runs this (uid %d) must be able to write there; or choose another folder with --data", err, os.Getuid())
+	}
 	if err := fsys.MkdirAll(dir); err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+		return nil, unusable(err)
 	}
 	lock, err := fsys.Lock(filepath.Join(dir, "lock"))
 	if errors.Is(err, vfs.ErrLocked) {
 		return nil, fmt.Errorf("the data folder %s is in use by another node: stop that, or choose another folder with --data", dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+		return nil, unusable(err)
 	}
 	return lock, nil
 }

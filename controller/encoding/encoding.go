@@ -211,6 +211,7 @@ func Broker(b *state.Broker) *controllerv1.BrokerRecord {
 	return &controllerv1.BrokerRecord{
 		BrokerId: int32(b.ID), Incarnation: b.Incarnation.String(), DirectoryId: b.DirectoryID.String(),
 		BrokerEpoch: b.Epoch, Phase: controllerv1.BrokerPhase(b.Phase), Judged: b.Judged, Held: b.Held,
+		VouchedEpoch: b.Vouched, Outdated: b.Outdated,
 		ClientAddress: b.ClientAddress, InternalAddress: b.InternalAddress, Rack: b.Rack, Version: b.Version,
 		MinFeatureLevel: b.MinFeatureLevel, MaxFeatureLevel: b.MaxFeatureLevel,
 	}
@@ -226,6 +227,7 @@ func ToBroker(r *controllerv1.BrokerRecord, rev state.Revision) (*state.Broker, 
 	return &state.Broker{
 		ID: state.BrokerID(r.GetBrokerId()), Incarnation: incarnation, DirectoryID: directory,
 		Epoch: r.GetBrokerEpoch(), Phase: state.BrokerPhase(r.GetPhase()), Judged: r.GetJudged(), Held: r.GetHeld(), //nolint:gosec // checked
+		Vouched: r.GetVouchedEpoch(), Outdated: r.GetOutdated(),
 		ClientAddress: r.GetClientAddress(), InternalAddress: r.GetInternalAddress(), Rack: r.GetRack(), Version: r.GetVersion(),
 		MinFeatureLevel: r.GetMinFeatureLevel(), MaxFeatureLevel: r.GetMaxFeatureLevel(), Revision: rev,
 	}, errors.Join(err1, err2)

@@ -14,6 +14,8 @@ type Registration struct {
 	Broker Broker
 	// ClusterID is the cluster its data belongs to; uuid.Nil for an empty data root.
 	ClusterID uuid.UUID
+	// DataEpoch is the epoch of the incarnation that last had its data; 0: none.
+	DataEpoch int64
 	// Alive is true while the process that is registered under the id may still live.
 	Alive bool
 }
@@ -48,11 +50,16 @@ func (i *Image) Register(r Registration) ([]Change, error) {
 	counters := *i.Counters()
 	counters.BrokerEpoch++
 	b := r.Broker
-	b.Epoch, b.Phase, b.Judged, b.Held, b.Revision = counters.BrokerEpoch, BrokerFenced, false, false, 0
+	b.Epoch, b.Phase, b.Judged, b.Held, b.Vouched, b.Revision = counters.BrokerEpoch, BrokerFenced, false, false, 0, 0
 	base := Revision(0)
 	if old != nil {
-		base = old.Revision
+		base, b.Vouched = old.Revision, old.Vouched
+		if old.Judged {
+			b.Vouched = old.Epoch
+		}
 	}
+	// One that registered and was not judged may have died before it noted its epoch: nobody counted on its data yet.
+	b.Outdated = r.DataEpoch < b.Vouched
 	return []Change{put(&counters, counters.Revision), put(&b, base)}, nil
 }
 
@@ -156,7 +163,7 @@ func (i *Image) Judge(id BrokerID, epoch int64, found map[PartitionKey]ReplicaRe
 	var changes []Change
 	for _, p := range i.PartitionsOf(id) {
 		member := slices.Contains(p.ISR, id) || slices.Contains(p.ELR, id)
-		if !member || intact(p, found) {
+		if !member || (!b.Outdated && intact(p, id, found)) {
 			continue
 		}
 		if len(changes) == MaxChanges {
@@ -179,10 +186,10 @@ func (i *Image) Judge(id BrokerID, epoch int64, found map[PartitionKey]ReplicaRe
 }
 
 // intact reports whether nothing that the replica acknowledged can be missing. A replica that was not reported is lost, but
-// for one that cannot have been used yet.
-func intact(p *Partition, found map[PartitionKey]ReplicaReport) bool {
+// for one that cannot have been used yet; a member of the ELR was.
+func intact(p *Partition, id BrokerID, found map[PartitionKey]ReplicaReport) bool {
 	r, ok := found[p.PartitionKey()]
-	return (ok && r.Shape == ShapeIntact) || (!ok && p.LeaderEpoch <= 1)
+	return (ok && r.Shape == ShapeIntact) || (!ok && p.LeaderEpoch <= 1 && !slices.Contains(p.ELR, id))
 }
 
 // Recover returns the next transaction of recovery elections: a partition that has no member known to be complete gets the

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/uuid"
@@ -112,9 +113,9 @@ func (b *bench) work() int {
 
 func id(n int) uuid.UUID { return uuid.MustParse(fmt.Sprintf("00000000-0000-4000-8000-%012d", n)) }
 
-// registration returns that of a broker's incarnation.
+// registration returns that of a broker's incarnation, on data of the latest.
 func registration(b BrokerID, incarnation int) Registration {
-	return Registration{Broker: Broker{
+	return Registration{DataEpoch: math.MaxInt64, Broker: Broker{
 		ID: b, Incarnation: id(int(b)*1000 + incarnation), DirectoryID: id(int(b)), ClientAddress: fmt.Sprintf("b%d:1", b), InternalAddress: fmt.Sprintf("b%d:2", b),
 	}}
 }

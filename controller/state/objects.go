@@ -78,7 +78,11 @@ type Broker struct {
 	// Judged is true once the recovery report of this incarnation was weighed. Invariant: an unjudged broker is fenced.
 	Judged bool
 	// Held is true when an operator took this incarnation out of service. Invariant: it is fenced, too.
-	Held            bool
+	Held bool
+	// Vouched is the epoch of the last incarnation before this one that was judged: from then on its data held what it acknowledged.
+	Vouched int64
+	// Outdated is true when this incarnation's data are of an earlier time than that: a copy that was put back.
+	Outdated        bool
 	ClientAddress   string
 	InternalAddress string
 	Rack            string

@@ -408,3 +408,51 @@ func TestInternalTopics_are_not_for_users(t *testing.T) {
 		}
 	}
 }
+
+// Data of an earlier time than the cluster remembers, which a copy that was put back has, are not intact whatever the broker says
+// of them; nor is an empty log where there was a full one.
+func TestJudge_data_of_an_earlier_time(t *testing.T) {
+	for name, tt := range map[string]struct {
+		data     func(before int64) int64 // epoch that the data say, with that of the last process that was judged
+		unjudged bool                     // another process came between, and was not judged
+		report   bool                     // the replica is reported as intact; else not at all
+		stays    bool
+	}{
+		"the latest": {func(e int64) int64 { return e }, false, true, true},
+		"older":      {func(e int64) int64 { return e - 1 }, false, true, false},
+		"of no time": {func(int64) int64 { return 0 }, false, true, false},
+		"the latest judged, and one that noted nothing came after": {func(e int64) int64 { return e }, true, true, true},
+		"older than the latest judged, with another after":         {func(e int64) int64 { return e - 1 }, true, true, false},
+		"not there, in the first epoch":                            {func(e int64) int64 { return e }, false, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := withBrokers(t, 2)
+			topic := b.newTopic("t", 1, 2, map[string]string{"min.insync.replicas": "2"})
+			p := b.Partitions(topic)[0].clone()
+			p.Leader, p.Replicas = 1, []BrokerID{1, 2}
+			b.commit([]Change{put(p, p.Revision)})
+			before := b.Broker(2).Epoch
+			r := registration(2, 2)
+			if tt.unjudged {
+				r.DataEpoch = before
+				b.must(b.Register(r))
+				b.work()
+				r = registration(2, 3)
+			}
+			r.DataEpoch = tt.data(before)
+			b.must(b.Register(r))
+			b.work()
+			if p := b.Partitions(topic)[0]; p.LeaderEpoch != 1 || !slices.Equal(p.ELR, []BrokerID{2}) {
+				t.Fatalf("before: %+v", p)
+			}
+			if tt.report {
+				b.judge(2, ShapeIntact)
+			} else {
+				b.must(b.Judge(2, b.Broker(2).Epoch, nil))
+			}
+			if stays := slices.Contains(b.Partitions(topic)[0].ELR, 2); stays != tt.stays {
+				t.Errorf("eligible: %v, want %v", stays, tt.stays)
+			}
+		})
+	}
+}

@@ -1,8 +1,11 @@
 package proc
 
 import (
+	"encoding/json"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -87,6 +90,24 @@ func TestBadStart_dataOfAnotherCluster(t *testing.T) {
 	}
 }
 
+// A folder that can't be written, as one that belongs to somebody else, is told
+// with what to do (OP-10).
+func TestBadStart_dataNotWritable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(t, refused(t, Dev{Data: filepath.Join(file, "data")}), file, "--data", "uid "+strconv.Itoa(os.Getuid()))
+	if os.Getuid() == 0 {
+		return // who may write everywhere
+	}
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o500); err != nil { //nolint:gosec // a folder
+		t.Fatal(err)
+	}
+	says(t, refused(t, Dev{Data: dir}), dir, "permission", "--data")
+}
+
 // listing returns the names and sizes of the log files below dir.
 func listing(t *testing.T, dir string) string {
 	t.Helper()
@@ -132,9 +153,17 @@ func TestBadStart_configuration(t *testing.T) {
 			[]string{"broker", "--set", "id=1", "--set", "listen.internal=10.1.2.3:7421"},
 			[]string{"listen.internal", "security.cluster_secret"},
 		},
-		"bind-all address advertised": {
+		"bind-all address advertised": { // OP-10
 			[]string{"broker", "--set", "id=1", "--set", "listen.client=0.0.0.0:7420"},
 			[]string{"listen.advertised_client"},
+		},
+		"bind-all address, IPv6": {
+			[]string{"dev", "--listen", "[::]:7420"},
+			[]string{"listen.advertised_client"},
+		},
+		"bind-all address told": {
+			[]string{"dev", "--listen", "0.0.0.0:7420", "--set", "broker.listen.advertised_client=0.0.0.0:7420"},
+			[]string{"listen.advertised_client", "can't be reached"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -147,6 +176,73 @@ func TestBadStart_configuration(t *testing.T) {
 			}
 			says(t, r.Stderr, c.want...)
 		})
+	}
+}
+
+// A node that listens everywhere tells clients the name it was given, as in a
+// container (OP-10).
+func TestBindAllAdvertises(t *testing.T) {
+	n := dev(t, Dev{Env: []string{"RUNNEL_DEV_BROKER_LISTEN_ADVERTISED_CLIENT=node.example:7420"}, Everywhere: true})
+	got := n.cli(t, "broker", "list")
+	if !strings.Contains(got, "node.example:7420") || strings.Contains(got, "0.0.0.0") {
+		t.Errorf("told to clients:\n%s", got)
+	}
+	n.cli(t, "topic", "create", "mapped")
+	write(t, n, "mapped", "x\n")
+	if got := n.cli(t, "consume", "mapped", "--exit-at-end"); got != "x\n" {
+		t.Errorf("read %q", got)
+	}
+}
+
+// All of a node works over IPv6 (OP-09).
+func TestIPv6(t *testing.T) {
+	var lc net.ListenConfig
+	lis, err := lc.Listen(t.Context(), "tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("no IPv6 here: %v", err)
+	}
+	at := lis.Addr().String()
+	if err := lis.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n := dev(t, Dev{Args: []string{
+		"--listen", at, "--set", "broker.listen.internal=[::1]:0", "--set", "controller.listen.controller=[::1]:0",
+		"--set", "controller.etcd.client=[::1]:0", "--set", "controller.etcd.peer=[::1]:0",
+	}})
+	n.Client = at
+	n.cli(t, "topic", "create", "six")
+	write(t, n, "six", "x\n")
+	if got := n.cli(t, "consume", "six", "--exit-at-end"); got != "x\n" {
+		t.Errorf("read %q", got)
+	}
+	if got := n.cli(t, "broker", "list"); !strings.Contains(got, at) {
+		t.Errorf("want %s told to clients in\n%s", at, got)
+	}
+}
+
+// The image of a container holds a configuration that is right, but for the
+// name that its user must give (OP-10).
+func TestDockerfile(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "deployments", "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var args, env []string
+	for line := range strings.Lines(string(b)) {
+		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch word {
+		case "ENV":
+			env = append(env, rest)
+		case "CMD":
+			if err := json.Unmarshal([]byte(rest), &args); err != nil {
+				t.Fatalf("%v: %s", err, line)
+			}
+		}
+	}
+	cmd := binary(t).Command(t.Context(), append(args, "--check-config")...)
+	cmd.Env = append(os.Environ(), env...)
+	if r, err := Do(cmd); err != nil || r.Code != 0 || len(env) == 0 || len(args) == 0 {
+		t.Errorf("%v %v: exit code %d, %v\n%s", env, args, r.Code, err, r.Stderr)
 	}
 }
 

@@ -98,11 +98,9 @@ func TestCluster_allBrokersKilled(t *testing.T) {
 	l.check(t)
 }
 
-// With the controllers away records go on, and afterwards elections.
+// With the controllers away records go on, written and read on every partition,
+// and afterwards elections.
 func TestCluster_controllersKilled(t *testing.T) {
-	if !whole() {
-		t.Skip("a part of make e2e: it waits for sessions to time out")
-	}
 	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
@@ -118,7 +116,8 @@ func TestCluster_controllersKilled(t *testing.T) {
 			left = false
 		default:
 		}
-		l.flowing(t, time.Now(), time.Second)
+		l.flowing(t, time.Now(), 2*time.Second)
+		l.readUp(t, 2*time.Second)
 	}
 	for _, c := range g.Controllers {
 		if err := c.Start(); err != nil { // none is ready before a majority is up
@@ -140,7 +139,7 @@ func controllersAway(t *testing.T) time.Duration {
 	if whole() {
 		return time.Minute
 	}
-	return 8 * time.Second // longer than any session or lease
+	return 4 * time.Second // longer than a session
 }
 
 // Random faults, for as long as RUNNEL_FAULTS says, from the seed that is
@@ -160,8 +159,9 @@ func TestCluster_randomFaults(t *testing.T) {
 	l := startLoad(t, g)
 	l.flowing(t, time.Now(), flowsWithin)
 	d := &faultDriver{t: t, g: g, rng: rand.New(rand.NewPCG(seed, 0))}
-	d.hurt(long, func() { l.flowing(t, time.Now(), flowsWithin) })
+	d.hurt(long, func() { l.flowing(t, time.Now(), 2*flowsWithin) })
 	g.Links.Heal()
+	d.living()
 	if err := g.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -2,6 +2,11 @@ package proc
 
 import (
 	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,8 +23,9 @@ const (
 // What an operator types at a cluster.
 func TestCLI_cluster(t *testing.T) {
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, ControllerSet: []string{"cluster.session_timeout=1s", "cluster.fast_fencing=false"}})
-	t.Run("agreement", func(t *testing.T) { agreement(t, g) })
-	t.Run("missing broker", func(t *testing.T) { missingBroker(t, g) })
+	t.Run("agreement", agreement(g))
+	t.Run("metrics", metricsInDocs(g))
+	t.Run("missing broker", missingBroker(g))
 }
 
 // agreed bounds the time until every broker gives the same answer.
@@ -28,103 +34,137 @@ const agreed = 2 * time.Second
 // All brokers describe a topic alike soon after each change, with the epochs
 // that tell which picture is newer, and a change that hurts nobody shows
 // nothing under-replicated (AD-12).
-func agreement(t *testing.T, g *Group) {
-	here := g.Brokers[0]
-	same := func(what string, ok func(Result) bool) {
-		t.Helper()
-		changed := time.Now()
-		for {
-			answers := map[string]bool{}
-			right := true
-			var last Result
-			for _, b := range g.Brokers {
-				last = b.try(t, b.command(t, "topic", "describe", "moved", "--format", "json"))
-				answers[last.Stdout] = true
-				right = right && ok(last)
-			}
-			switch {
-			case len(answers) == 1 && right:
-				return
-			case time.Since(changed) > agreed:
-				t.Fatalf("%s: %d different answers after %v, the last\n%s%s", what, len(answers), time.Since(changed), last.Stdout, last.Stderr)
-			}
-		}
-	}
-	has := func(partitions int) func(Result) bool {
-		return func(r Result) bool {
-			var d struct {
-				ID         string
-				Partitions []struct {
-					Leader         int
-					LeaderEpoch    int64 `json:"leader_epoch"`
-					PartitionEpoch int64 `json:"partition_epoch"`
-					Replicas, ISR  []int
+func agreement(g *Group) func(t *testing.T) {
+	return func(t *testing.T) {
+		here := g.Brokers[0]
+		same := func(what string, ok func(Result) bool) {
+			t.Helper()
+			changed := time.Now()
+			for {
+				answers := map[string]bool{}
+				right := true
+				var last Result
+				for _, b := range g.Brokers {
+					last = b.try(t, b.command(t, "topic", "describe", "moved", "--format", "json"))
+					answers[last.Stdout] = true
+					right = right && ok(last)
+				}
+				switch {
+				case len(answers) == 1 && right:
+					return
+				case time.Since(changed) > agreed:
+					t.Fatalf("%s: %d different answers after %v, the last\n%s%s", what, len(answers), time.Since(changed), last.Stdout, last.Stderr)
 				}
 			}
-			if json.Unmarshal([]byte(r.Stdout), &d) != nil || d.ID == "" || len(d.Partitions) != partitions {
-				return false
-			}
-			for _, p := range d.Partitions {
-				if p.Leader == 0 || p.LeaderEpoch == 0 || p.PartitionEpoch == 0 || len(p.ISR) != 3 || len(p.Replicas) != 3 {
+		}
+		has := func(partitions int) func(Result) bool {
+			return func(r Result) bool {
+				var d struct {
+					ID         string
+					Partitions []struct {
+						Leader         int
+						LeaderEpoch    int64 `json:"leader_epoch"`
+						PartitionEpoch int64 `json:"partition_epoch"`
+						Replicas, ISR  []int
+					}
+				}
+				if json.Unmarshal([]byte(r.Stdout), &d) != nil || d.ID == "" || len(d.Partitions) != partitions {
 					return false
 				}
+				for _, p := range d.Partitions {
+					if p.Leader == 0 || p.LeaderEpoch == 0 || p.PartitionEpoch == 0 || len(p.ISR) != 3 || len(p.Replicas) != 3 {
+						return false
+					}
+				}
+				return true
 			}
-			return true
+		}
+		here.cli(t, "topic", "create", "moved", "--partitions", "3", "--replication-factor", "3")
+		same("created", has(3))
+		here.cli(t, "topic", "add-partitions", "moved", "--to", "5")
+		same("widened", has(5))
+		here.cli(t, "topic", "alter", "moved", "--config", "retention.ms=12345")
+		same("configured", func(r Result) bool { return strings.Contains(r.Stdout, "12345") && has(5)(r) })
+		if got := here.cli(t, "partition", "list", "--under-replicated", "--format", "json"); strings.TrimSpace(got) != "[]" {
+			t.Errorf("under-replicated: %s", got)
+		}
+		here.cli(t, "topic", "delete", "moved")
+		same("deleted", func(r Result) bool {
+			return r.Code == 1 && r.Stdout == "" && strings.Contains(r.Stderr, "TOPIC_NOT_FOUND")
+		})
+	}
+}
+
+// The metrics that operators are told to look at exist under those names, once
+// records were written, read and copied.
+func metricsInDocs(g *Group) func(t *testing.T) {
+	return func(t *testing.T) {
+		here := g.Brokers[0]
+		here.cli(t, "topic", "create", "watched", "--partitions", "3", "--replication-factor", "3")
+		write(t, here, "watched", "x\n")
+		here.cli(t, "consume", "watched", "--exit-at-end")
+		have := ""
+		for _, n := range g.All() {
+			req := must[*http.Request](t)(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.Admin+"/metrics", http.NoBody))
+			resp := must[*http.Response](t)(http.DefaultClient.Do(req))
+			have += "\n" + string(must[[]byte](t)(io.ReadAll(resp.Body)))
+			_ = resp.Body.Close()
+		}
+		page := string(must[[]byte](t)(os.ReadFile(filepath.Join("..", "..", "docs", "operations.md"))))
+		_, page, _ = strings.Cut(page, "\n## Metrics\n")
+		page, _, _ = strings.Cut(page, "\n## ")
+		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(page, -1)
+		if len(rows) < 10 {
+			t.Fatalf("the table has %d rows", len(rows))
+		}
+		for _, row := range rows {
+			if !strings.Contains(have, "\n# TYPE runnel_"+row[1]+" ") {
+				t.Errorf("docs/operations.md names %s, which no /metrics has", row[1])
+			}
 		}
 	}
-	here.cli(t, "topic", "create", "moved", "--partitions", "3", "--replication-factor", "3")
-	same("created", has(3))
-	here.cli(t, "topic", "add-partitions", "moved", "--to", "5")
-	same("widened", has(5))
-	here.cli(t, "topic", "alter", "moved", "--config", "retention.ms=12345")
-	same("configured", func(r Result) bool { return strings.Contains(r.Stdout, "12345") && has(5)(r) })
-	if got := here.cli(t, "partition", "list", "--under-replicated", "--format", "json"); strings.TrimSpace(got) != "[]" {
-		t.Errorf("under-replicated: %s", got)
-	}
-	here.cli(t, "topic", "delete", "moved")
-	same("deleted", func(r Result) bool {
-		return r.Code == 1 && r.Stdout == "" && strings.Contains(r.Stderr, "TOPIC_NOT_FOUND")
-	})
 }
 
 // A command that can't be done while a broker is missing ends by --timeout,
 // fails, and names the broker (AD-10). With a replica count that can't be had,
 // both numbers are said (AD-06).
-func missingBroker(t *testing.T, g *Group) {
-	here, missing := g.Brokers[0], g.Brokers[2]
-	here.cli(t, "topic", "create", "spread", "--partitions", "3", "--replication-factor", "1")
-	here.cli(t, "topic", "create", "three", "--replication-factor", "3")
-	lost := ledBy(t, here, "spread", 3)
-	if err := missing.Pause(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = missing.Resume() }()
+func missingBroker(g *Group) func(t *testing.T) {
+	return func(t *testing.T) {
+		here, missing := g.Brokers[0], g.Brokers[2]
+		here.cli(t, "topic", "create", "spread", "--partitions", "3", "--replication-factor", "1")
+		here.cli(t, "topic", "create", "three", "--replication-factor", "3")
+		lost := ledBy(t, here, "spread", 3)
+		if err := missing.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = missing.Resume() }()
 
-	// Nobody has noticed yet.
-	if r := inTime(t, here, "topic", "describe", "spread"); r.Code != 1 || !strings.Contains(r.Stdout, "broker 3") {
-		t.Errorf("describe: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
-	}
-	if r := inTime(t, here, "topic", "list", "--brokers", missing.Client); r.Code != 3 || !strings.Contains(r.Stderr, missing.Client) {
-		t.Errorf("at the missing broker: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
-	}
-	eventually(t, "the broker is fenced", func() bool {
-		return strings.Contains(here.cli(t, "broker", "list"), "fenced")
-	})
-	for _, c := range []struct {
-		args []string
-		code int
-		want string
-	}{
-		{[]string{"produce", "spread", "--partition", lost}, 3, "waits for broker 3"},
-		{[]string{"consume", "spread", "--partition", lost, "--exit-at-end"}, 3, "waits for broker 3"},
-		{[]string{"topic", "describe", "spread"}, 1, "waits for broker 3"},
-		{[]string{"topic", "create", "another", "--replication-factor", "3"}, 1, "2 at present; not in service: broker 3"},
-		{[]string{"topic", "add-partitions", "three", "--to", "2"}, 1, "not in service: broker 3"},
-		{[]string{"cluster", "health"}, 1, "broker 3"},
-		{[]string{"topic", "delete", "three"}, 0, "deleted"},
-	} {
-		if r := inTime(t, here, c.args...); r.Code != c.code || !strings.Contains(r.Stdout+r.Stderr, c.want) {
-			t.Errorf("%v: exit code %d, want %d and %q in\n%s%s", c.args, r.Code, c.code, c.want, r.Stdout, r.Stderr)
+		// Nobody has noticed yet.
+		if r := inTime(t, here, "topic", "describe", "spread"); r.Code != 1 || !strings.Contains(r.Stdout, "broker 3") {
+			t.Errorf("describe: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		if r := inTime(t, here, "topic", "list", "--brokers", missing.Client); r.Code != 3 || !strings.Contains(r.Stderr, missing.Client) {
+			t.Errorf("at the missing broker: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		eventually(t, "the broker is fenced", func() bool {
+			return strings.Contains(here.cli(t, "broker", "list"), "fenced")
+		})
+		for _, c := range []struct {
+			args []string
+			code int
+			want string
+		}{
+			{[]string{"produce", "spread", "--partition", lost}, 3, "waits for broker 3"},
+			{[]string{"consume", "spread", "--partition", lost, "--exit-at-end"}, 3, "waits for broker 3"},
+			{[]string{"topic", "describe", "spread"}, 1, "waits for broker 3"},
+			{[]string{"topic", "create", "another", "--replication-factor", "3"}, 1, "2 at present; not in service: broker 3"},
+			{[]string{"topic", "add-partitions", "three", "--to", "2"}, 1, "not in service: broker 3"},
+			{[]string{"cluster", "health"}, 1, "broker 3"},
+			{[]string{"topic", "delete", "three"}, 0, "deleted"},
+		} {
+			if r := inTime(t, here, c.args...); r.Code != c.code || !strings.Contains(r.Stdout+r.Stderr, c.want) {
+				t.Errorf("%v: exit code %d, want %d and %q in\n%s%s", c.args, r.Code, c.code, c.want, r.Stdout, r.Stderr)
+			}
 		}
 	}
 }

@@ -11,46 +11,87 @@ import (
 	"github.com/runnelmq/runnel/client"
 )
 
-// A failover is one way to lose a leader, and to get it back.
+// A failover is one way to lose a leader or a controller, and to get it back.
 type failover struct {
 	name string
-	hurt func(leader, active *Node) error // active is the active controller
-	heal func(g *Group, leader *Node) error
+	hurt func(t *testing.T, s *stage) error
+	// over waits until all is well again and returns how long it was not.
+	over func(t *testing.T, s *stage) time.Duration
+	heal func(s *stage) error
 	// aim is what the worst should stay below; on a loaded machine it may not,
 	// so it is told and not judged.
 	aim time.Duration
 }
 
+// A stage is where a failover happens.
+type stage struct {
+	g      *Group
+	l      *load
+	leader *Node // of most partitions
+	active *Node // controller
+	begin  time.Time
+}
+
+// flows waits until every partition has a record acknowledged that was sent
+// after the fault.
+func flows(t *testing.T, s *stage) time.Duration {
+	t.Helper()
+	s.l.flowing(t, s.begin, time.Minute)
+	return time.Since(s.begin)
+}
+
+// silent waits until every partition has a record acknowledged that was sent
+// now, and returns the longest time that one of them had none. It is for a
+// leader that serves for a while after it was told to stop.
+func silent(t *testing.T, s *stage) time.Duration {
+	t.Helper()
+	s.l.flowing(t, time.Now(), time.Minute)
+	return s.l.silence()
+}
+
 func failovers() []failover {
-	start := func(_ *Group, n *Node) error { return n.Start() }
+	start := func(s *stage) error { return s.leader.Start() }
+	back := func(s *stage) error { return s.active.Start() }
 	return []failover{
-		{"kill -9 of a leader", func(n, _ *Node) error { n.Kill(); return nil }, start, time.Second},
-		{"SIGTERM of a leader", func(n, _ *Node) error { return n.Stop(time.Minute) }, start, 200 * time.Millisecond},
-		{"SIGSTOP of a leader", func(n, _ *Node) error { return n.Pause() }, func(_ *Group, n *Node) error { return n.Resume() }, 4 * time.Second},
+		{"kill -9 of a leader", func(_ *testing.T, s *stage) error { s.leader.Kill(); return nil }, flows, start, time.Second},
+		{"SIGTERM of a leader", func(_ *testing.T, s *stage) error { return s.leader.Stop(time.Minute) }, silent, start, 200 * time.Millisecond},
+		{
+			"SIGSTOP of a leader",
+			func(_ *testing.T, s *stage) error { return s.leader.Pause() }, flows,
+			func(s *stage) error { return s.leader.Resume() }, 4 * time.Second,
+		},
+		{"kill -9 of the active controller", func(_ *testing.T, s *stage) error { s.active.Kill(); return nil }, serves, back, 500 * time.Millisecond},
+		{
+			"kill -9 of the active controller that leads etcd too",
+			func(t *testing.T, s *stage) error {
+				t.Helper()
+				leadEtcd(t, s)
+				s.begin = time.Now()
+				s.active.Kill()
+				return nil
+			}, serves, back, 2500 * time.Millisecond,
+		},
 		{
 			"kill -9 of the active controller and a leader together",
-			func(n, active *Node) error {
-				active.Kill()
-				n.Kill()
+			func(_ *testing.T, s *stage) error {
+				s.active.Kill()
+				s.leader.Kill()
 				return nil
-			},
-			func(g *Group, n *Node) error {
-				for _, c := range g.Controllers {
-					if !c.Running() {
-						if err := c.Start(); err != nil {
-							return err
-						}
-					}
+			}, flows,
+			func(s *stage) error {
+				if err := s.active.Start(); err != nil {
+					return err
 				}
-				return n.Start()
+				return s.leader.Start()
 			}, 3500 * time.Millisecond,
 		},
 	}
 }
 
 // How long it takes from the loss of a leader until every partition it led has
-// a record acknowledged that was sent after that. RUNNEL_TRIALS says how often
-// each is tried; the figures are printed.
+// a record acknowledged that was sent after that, or from the loss of the active
+// controller until another one decides. RUNNEL_TRIALS says how often each is
+// tried; the figures are printed.
 func TestFailoverTimes(t *testing.T) {
 	trials, err := strconv.Atoi(os.Getenv("RUNNEL_TRIALS"))
 	if err != nil {
@@ -60,26 +101,29 @@ func TestFailoverTimes(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 			createTxns(t, g)
-			l := startLoad(t, g)
+			s := &stage{g: g, l: startLoad(t, g)}
 			var took []time.Duration
 			for range trials {
-				l.flowing(t, time.Now(), flowsWithin)
-				apart(t)
-				leader := settled(t, g)
-				active, _ := activeController(t, g)
-				begin := time.Now()
-				if err := f.hurt(leader, active); err != nil {
+				if err := g.Ready(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				l.flowing(t, begin, time.Minute)
-				took = append(took, time.Since(begin))
-				if err := f.heal(g, leader); err != nil {
+				s.l.flowing(t, time.Now(), flowsWithin)
+				apart(t)
+				s.leader = settled(t, g)
+				s.active, _ = activeController(t, g)
+				s.l.silence()
+				s.begin = time.Now()
+				if err := f.hurt(t, s); err != nil {
+					t.Fatal(err)
+				}
+				took = append(took, f.over(t, s))
+				if err := f.heal(s); err != nil {
 					t.Fatal(err)
 				}
 			}
 			_, epoch := activeController(t, g)
 			t.Logf("the controllers are in epoch %d", epoch)
-			r := l.check(t)
+			r := s.l.check(t)
 			slices.Sort(took)
 			t.Logf("%s, %d trials: median %v, worst %v (aim: below %v); %d of %d outcomes unknown",
 				f.name, trials, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond), f.aim, r.Unknown, r.Sent)

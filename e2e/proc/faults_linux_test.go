@@ -137,6 +137,15 @@ func (d *faultDriver) isolate() string {
 	return fmt.Sprintf("%s for %v", b.Name, long)
 }
 
+// living fails the test when a process has ended that the driver did not end.
+func (d *faultDriver) living() {
+	for _, n := range d.g.All() {
+		if !n.Running() {
+			d.t.Fatalf("%s has ended by itself, with code %d", n.Name, n.Code())
+		}
+	}
+}
+
 // hurt does so many random faults as fit into a time, and begins with each kind
 // once as far as that goes.
 func (d *faultDriver) hurt(long time.Duration, settled func()) {
@@ -148,6 +157,7 @@ func (d *faultDriver) hurt(long time.Duration, settled func()) {
 		if i < len(order) {
 			f = kinds[order[i]]
 		}
+		d.living()
 		begin := time.Now()
 		what := f.do()
 		d.t.Logf("%v %s: %s", begin.Format("15:04:05.000"), f.name, what)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -75,7 +76,18 @@ type load struct {
 	// acked is when the newest record of each partition that is acknowledged
 	// was sent.
 	acked [txnsPartitions]time.Time
+	// heard is when each partition had a record acknowledged last, and silent
+	// the longest time between two of those since silence was asked.
+	heard  [txnsPartitions]time.Time
+	silent time.Duration
+	// next is the first offset of each partition above all that is acknowledged,
+	// and seen, of each reader but 0, above all that it has read.
+	next [txnsPartitions]int64
+	seen [tails][txnsPartitions]int64
 }
+
+// tails is how many readers follow the ends of the partitions.
+const tails = 2
 
 // startLoad begins to write and to read. Reader 0 is for the end.
 func startLoad(t *testing.T, g *Group) *load {
@@ -87,7 +99,7 @@ func startLoad(t *testing.T, g *Group) *load {
 		seeds := slices.Concat(g.Seeds()[i:], g.Seeds()[:i])
 		l.writing.Go(func() { l.failed(l.write(ctx, seeds)) })
 	}
-	for i := range 2 {
+	for i := range tails {
 		seeds := slices.Concat(g.Seeds()[i:], g.Seeds()[:i])
 		l.tailing.Go(func() { l.failed(l.read(ctx, i+1, seeds, false)) })
 	}
@@ -165,9 +177,27 @@ func (l *load) outcome(producer int, n int64, at time.Time, r client.Result) {
 	defer l.mu.Unlock()
 	if r.Err != nil {
 		l.why[unnumbered(r.Err)]++
-	} else if at.After(l.acked[r.Partition]) {
+		return
+	}
+	now := time.Now()
+	if last := l.heard[r.Partition]; !last.IsZero() {
+		l.silent = max(l.silent, now.Sub(last))
+	}
+	l.heard[r.Partition] = now
+	l.next[r.Partition] = max(l.next[r.Partition], r.Offset+1)
+	if at.After(l.acked[r.Partition]) {
 		l.acked[r.Partition] = at
 	}
+}
+
+// silence returns the longest time that any partition had nothing acknowledged
+// since it was asked before.
+func (l *load) silence() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.silent
+	l.silent = 0
+	return s
 }
 
 // unnumbered returns an error's text with N for each number, so that those that
@@ -202,11 +232,42 @@ func (l *load) read(ctx context.Context, reader int, seeds []string, toEnd bool)
 		for b.Next() {
 			rec := b.Record()
 			l.h.Read(reader, rec.Partition, rec.Offset, rec.Value)
+			l.saw(reader, rec.Partition, rec.Offset+1)
 		}
 		if err := b.Err(); err != nil {
 			return fmt.Errorf("reader %d: %w", reader, err)
 		}
 	}
+}
+
+func (l *load) saw(reader int, partition int32, next int64) {
+	if reader == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen[reader-1][partition] = next
+}
+
+// readUp waits until both readers have all that is acknowledged now.
+func (l *load) readUp(t *testing.T, within time.Duration) {
+	t.Helper()
+	l.mu.Lock()
+	next := l.next
+	l.mu.Unlock()
+	behind := func() (who []string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for r := range l.seen {
+			for p, want := range next {
+				if l.seen[r][p] < want {
+					who = append(who, fmt.Sprintf("reader %d is at %d of %d in partition %d", r+1, l.seen[r][p], want, p))
+				}
+			}
+		}
+		return who
+	}
+	l.until(t, within, behind)
 }
 
 // check ends the load, reads all back, and fails the test for every anomaly.
@@ -244,33 +305,36 @@ func (l *load) check(t *testing.T) history.Report {
 // after since.
 func (l *load) flowing(t *testing.T, since time.Time, within time.Duration) {
 	t.Helper()
+	l.until(t, within, func() (stuck []string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for p, at := range l.acked {
+			if !at.After(since) {
+				stuck = append(stuck, fmt.Sprintf("partition %d acknowledges nothing", p))
+			}
+		}
+		return stuck
+	})
+}
+
+// until waits until nothing is wrong any more.
+func (l *load) until(t *testing.T, within time.Duration, wrong func() []string) {
+	t.Helper()
 	give := time.NewTimer(within)
 	defer give.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		stuck := l.stuck(since)
-		if len(stuck) == 0 {
+		what := wrong()
+		if len(what) == 0 {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-give.C:
-			t.Fatalf("no record was acknowledged within %v on the partitions %v", within, stuck)
+			t.Fatalf("for %v: %s", within, strings.Join(what, "; "))
 		case <-t.Context().Done():
 			t.Fatal(t.Context().Err())
 		}
 	}
-}
-
-func (l *load) stuck(since time.Time) []int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var stuck []int
-	for p, at := range l.acked {
-		if !at.After(since) {
-			stuck = append(stuck, p)
-		}
-	}
-	return stuck
 }

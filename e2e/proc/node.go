@@ -13,6 +13,8 @@ type Dev struct {
 	Args []string  // more arguments
 	Env  []string  // more environment
 	Log  io.Writer // gets its log too; may be nil
+	// Everywhere makes it listen for clients on all interfaces.
+	Everywhere bool
 }
 
 // A Node is a running `runnel dev`, or a broker or controller of a cluster.
@@ -93,7 +95,11 @@ func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
 		return nil, err
 	}
 	at := func(i int) string { return "127.0.0.1:" + ports[i] }
-	args := append([]string{"dev", "--data", d.Data, "--listen", at(0), "--admin", at(1)}, d.Args...)
+	listen := at(0)
+	if d.Everywhere {
+		listen = "0.0.0.0:" + ports[0]
+	}
+	args := append([]string{"dev", "--data", d.Data, "--listen", listen, "--admin", at(1)}, d.Args...)
 	start := func() (*Process, error) { return b.Start(d.Env, d.Log, args...) }
 	p, err := start()
 	if err != nil {

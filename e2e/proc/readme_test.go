@@ -2,12 +2,9 @@ package proc
 
 import (
 	"context"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -90,32 +87,5 @@ func TestMakeDev(t *testing.T) {
 	}
 	if r.Code != 0 || !strings.Contains(r.Stdout, "bin/runnel dev --data runnel-data") {
 		t.Errorf("make dev would run\n%s%s", r.Stdout, r.Stderr)
-	}
-}
-
-// The metrics that operators are told to look at exist under those names.
-func TestMetricsInDocsExist(t *testing.T) {
-	n := dev(t, Dev{})
-	n.cli(t, "topic", "create", "watched", "--partitions", "1")
-	write(t, n, "watched", "x\n")
-	n.cli(t, "consume", "watched", "--exit-at-end")
-	req := must[*http.Request](t)(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.Admin+"/metrics", http.NoBody))
-	resp := must[*http.Response](t)(http.DefaultClient.Do(req))
-	defer resp.Body.Close()
-	have := string(must[[]byte](t)(io.ReadAll(resp.Body)))
-	page := string(must[[]byte](t)(os.ReadFile(filepath.Join("..", "..", "docs", "operations.md"))))
-	_, page, _ = strings.Cut(page, "\n## Metrics\n")
-	page, _, _ = strings.Cut(page, "\n## ")
-	rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(page, -1)
-	if len(rows) < 10 {
-		t.Fatalf("the table has %d rows", len(rows))
-	}
-	for _, row := range rows {
-		if row[1] == "replica_lag_records" {
-			continue // has a series for each follower, and this node has none
-		}
-		if !strings.Contains(have, "\n# TYPE runnel_"+row[1]+" ") {
-			t.Errorf("docs/operations.md names %s, which /metrics does not have", row[1])
-		}
 	}
 }

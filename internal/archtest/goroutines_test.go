@@ -24,7 +24,7 @@ func TestNoNakedGoroutines(t *testing.T) {
 func TestNoSleepingInTests(t *testing.T) {
 	for _, s := range sources(t) {
 		name := s.imports("time")
-		simulated := strings.HasPrefix(s.path, "e2e/sim/") // all of it runs in a bubble
+		simulated := strings.HasPrefix(s.path, "e2e/sim/") || strings.HasPrefix(s.path, "e2e/cases/") // all of it runs in bubbles
 		if name == "" || !s.test || simulated || s.imports("testing/synctest") != "" {
 			continue
 		}

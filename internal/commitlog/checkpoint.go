@@ -43,6 +43,9 @@ const (
 	SuspectNoCheckpoint
 	// SuspectOther: the log's owner said so.
 	SuspectOther
+	// SuspectTail: records above the durable mark are damaged, and no power cut
+	// explains it.
+	SuspectTail
 )
 
 // String returns the reason in words, fit for a log line.
@@ -60,6 +63,8 @@ func (s Suspicion) String() string {
 		return "the checkpoint was lost"
 	case SuspectOther:
 		return "declared suspect"
+	case SuspectTail:
+		return "its last records were damaged, and cut off"
 	default:
 		return fmt.Sprintf("suspicion %d", uint32(s))
 	}

@@ -41,12 +41,19 @@ type Identity struct {
 	// HighestControllerEpoch is that of the newest controller the broker
 	// ever heard of; it obeys no older one.
 	HighestControllerEpoch int64
+	// BrokerEpoch is that of the last process that was registered while it had
+	// the root; 0 before the first. A copy of an earlier time has a lower one
+	// than the cluster remembers.
+	BrokerEpoch int64
+	// LockID is the file system's name for the root's lock file, which is never
+	// replaced: a copy of the root has another one. "" when it does not say.
+	LockID string
 }
 
 func readIdentity(fsys vfs.FS, dir string) (Identity, error) {
 	path := filepath.Join(dir, identityName)
 	n, err := readNote(fsys, path, identityName,
-		"cluster_id", "broker_id", "directory_id", "boot_id", "controller_epoch")
+		"cluster_id", "broker_id", "directory_id", "boot_id", "controller_epoch", "broker_epoch", "lock_id")
 	if err != nil {
 		return Identity{}, err
 	}
@@ -56,6 +63,8 @@ func readIdentity(fsys vfs.FS, dir string) (Identity, error) {
 		BrokerID:               int32(r.int(1, 32)), //nolint:gosec // parsed as 32 bits
 		BootID:                 r.string(3),
 		HighestControllerEpoch: r.int(4, 64),
+		BrokerEpoch:            r.int(5, 64),
+		LockID:                 r.string(6),
 	}
 	if id.DirectoryID, err = uuid.Parse(r.string(2)); err != nil {
 		r.fail(n.pairs[2], "a UUID")
@@ -70,6 +79,8 @@ func (id Identity) encode() []byte {
 	n.addString("directory_id", id.DirectoryID.String())
 	n.addString("boot_id", id.BootID)
 	n.addInt("controller_epoch", id.HighestControllerEpoch)
+	n.addInt("broker_epoch", id.BrokerEpoch)
+	n.addString("lock_id", id.LockID)
 	return n.encode()
 }
 

@@ -20,6 +20,7 @@ func TestLog_behavesLikeASlice(t *testing.T) {
 		cfg.SegmentBytes = rapid.SampledFrom([]int64{300, 1000, 5000}).Draw(t, "segment bytes")
 		cfg.RetentionBytes = rapid.SampledFrom([]int64{-1, 0, 1, 3000}).Draw(t, "retention bytes")
 		h := newHarness(cfg)
+		h.producers = rapid.Bool().Draw(t, "producers")
 		h.mustOpen(tb, false)
 		h.startEpoch(tb)
 		offset := func(t *rapid.T) record.Offset {

@@ -25,6 +25,7 @@ type modelBatch struct {
 	epoch      record.Epoch
 	appendTime int64
 	frame      []byte
+	producer   record.ProducerID
 	times      []int64 // of its records
 	// offsets are those of its records; nil stands for all from base to last.
 	offsets []record.Offset
@@ -44,17 +45,26 @@ type model struct {
 	batches    []modelBatch
 	lastAppend int64
 	epoch      record.Epoch
+	// heads are the producers' batches, also those that retention removed.
+	heads []head
+	// anyHeads says that what the log remembers of producers is not told: a crash
+	// in a reset leaves a part of what is to go.
+	anyHeads bool
 }
 
 func (m *model) clone() model {
 	c := *m
 	c.batches = slices.Clone(m.batches)
+	c.heads = slices.Clone(m.heads)
 	return c
 }
 
 func (m *model) append(b modelBatch) {
 	b.after = m.end
 	m.batches = append(m.batches, b)
+	if b.producer != 0 {
+		m.heads = append(m.heads, head{b.producer, b.base, b.last})
+	}
 	m.end = b.last + 1
 	m.lastAppend = max(m.lastAppend, b.appendTime)
 	m.epoch = max(m.epoch, b.epoch)
@@ -69,6 +79,9 @@ func (m *model) truncate(o record.Offset) {
 		m.end = m.batches[keep].after
 	}
 	m.batches = m.batches[:keep]
+	for len(m.heads) > 0 && m.heads[len(m.heads)-1].last >= o {
+		m.heads = m.heads[:len(m.heads)-1]
+	}
 	m.end = max(m.end, m.start)
 	m.durable = min(m.durable, m.end)
 }
@@ -118,6 +131,8 @@ type harness struct {
 	nowMs   int64
 	builder *record.Builder
 	seq     int
+	// producers is whether the logs have an owner of producers' state.
+	producers bool
 	// keys is how many keys the records have; 0 for records without.
 	keys int
 }
@@ -139,7 +154,7 @@ func newHarness(cfg Config) *harness {
 func (h *harness) now() time.Time { return time.UnixMilli(h.nowMs) }
 
 func (h *harness) open(clean bool) (Recovery, error) {
-	l, rec, err := OpenLog(h.fault, testDir, h.cfg, OpenOptions{Clean: clean, Now: h.now})
+	l, rec, err := OpenLog(h.fault, testDir, h.config(), OpenOptions{Clean: clean, Now: h.now})
 	h.log = l
 	return rec, err
 }
@@ -176,6 +191,9 @@ func (h *harness) batch(t rapid.TB, size int, times ...int64) record.Batch {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if id := record.ProducerID(h.seq % 4); id != 0 && h.producers {
+		b.ProducerID, b.BaseSequence = id, 0
+	}
 	return b
 }
 
@@ -191,7 +209,7 @@ func (h *harness) prepare(b *record.Batch, epoch record.Epoch, tt record.Timesta
 	}
 	return modelBatch{
 		base: h.m.end, last: h.m.end + record.Offset(len(times)) - 1, epoch: epoch,
-		appendTime: appendTime, frame: frame, times: times,
+		appendTime: appendTime, frame: frame, times: times, producer: b.ProducerID,
 	}
 }
 
@@ -359,6 +377,7 @@ func (h *harness) reset(t rapid.TB, start record.Offset) {
 	t.Helper()
 	next := model{start: start, end: start, durable: start, lastAppend: h.m.lastAppend, epoch: h.m.epoch + 1}
 	h.begin(next)
+	h.before.anyHeads = true
 	h.before.durable = 0 // all is to go: a crash may leave any prefix
 	defer h.done()
 
@@ -423,6 +442,9 @@ func compare(l *Log, m *model) error {
 	}
 	if want := m.from(m.start, m.end); !bytes.Equal(got, want) {
 		return fmt.Errorf("read %d bytes that are not the %d of the model", len(got), len(want))
+	}
+	if err := checkChains(l, m.heads); err != nil && !m.anyHeads {
+		return err
 	}
 	for _, b := range m.batches {
 		if e := l.EpochAt(b.base); b.base >= m.start && e != b.epoch {

@@ -33,10 +33,6 @@ func (l *Log) TruncateTo(o record.Offset) error {
 			return fmt.Errorf("truncate %s to %d: %w", l.dir, o, err)
 		}
 	}
-	// What can't be read now is read before the next append.
-	if err := l.freshProducers(); errors.Is(err, ErrFailed) {
-		return err
-	}
 	list := l.epochs.Load().cut(min(o, l.End()))
 	if len(list) != len(*l.epochs.Load()) {
 		l.epochs.Store(&list)
@@ -69,13 +65,18 @@ func (l *Log) cutTo(o record.Offset) error {
 	}
 	c, err := l.cutPlace(last, f, o)
 	if err == nil {
+		err = l.prepareProducers(max(c.end, v.start))
+	}
+	if err == nil {
 		err = l.prepareCut(v, max(c.end, v.start))
 	}
 	if err != nil {
 		last.file.release()
 		return err
 	}
-	return l.carryOut(v, keep, c)
+	err = l.carryOut(v, keep, c)
+	l.producers.stale = l.producers.stale && err != nil
+	return err
 }
 
 // A cutPlace is where a segment is cut.
@@ -184,7 +185,6 @@ func (l *Log) carryOut(v *view, keep int, c cutPlace) error {
 	if err := l.unlink(v.segments[keep+1:]); err != nil {
 		return err
 	}
-	l.producers.stale = l.producers.owner != nil
 	// Their absence is durable with that of the segments, before another batch
 	// can have one of their offsets.
 	if err := l.dropProducers(func(s snapshot) bool { return s.at > end }); err != nil {

@@ -60,9 +60,9 @@ type producerFiles struct {
 	owner Producers // nil: nobody asks for it
 	// snapshots are those on the disk, in order of their offsets.
 	snapshots []snapshot
-	// stale says that the owner's state is not that of the log: what a cut left
-	// could not be read for want of file descriptors. Nothing is appended, and no
-	// leader epoch begun, until it was.
+	// stale says that the owner's state is not that of the log, because a cut of
+	// it was prepared and failed. Nothing is appended, and no leader epoch begun,
+	// before it was made so again.
 	stale bool
 	// since is how many bytes the newest snapshot does not cover, about.
 	since, every int64
@@ -137,26 +137,32 @@ func (l *Log) saveProducers(durable bool) error {
 	if p.owner == nil || p.stale {
 		return nil
 	}
-	s := snapshot{at: l.End(), durable: durable}
-	last := len(p.snapshots) - 1
-	if last >= 0 && p.snapshots[last].at == s.at && (p.snapshots[last].durable || !durable) {
-		p.since = 0
+	p.since = 0 // also after a failure: not with every batch again
+	if err := l.saveProducersAt(snapshot{at: l.End(), durable: durable}); err != nil {
+		return err
+	}
+	return l.thinProducers()
+}
+
+// saveProducersAt is saveProducers for the state at a given offset.
+func (l *Log) saveProducersAt(s snapshot) error {
+	p := &l.producers
+	i, found := slices.BinarySearchFunc(p.snapshots, s.at, func(o snapshot, at record.Offset) int { return cmp.Compare(o.at, at) })
+	if found && (p.snapshots[i].durable || !s.durable) {
 		return nil
 	}
 	if err := l.writeProducers(s); err != nil {
 		if err = l.check(err); errors.Is(err, ErrFailed) {
 			return err
 		}
-		p.since = 0 // not with every batch again
 		return nil
 	}
-	p.since = 0
-	if last >= 0 && p.snapshots[last].at == s.at {
-		p.snapshots[last] = s
-		return nil
+	if found {
+		p.snapshots[i] = s
+	} else {
+		p.snapshots = slices.Insert(p.snapshots, i, s)
 	}
-	p.snapshots = append(p.snapshots, s)
-	return l.thinProducers()
+	return nil
 }
 
 func (l *Log) writeProducers(s snapshot) (err error) {
@@ -256,81 +262,107 @@ func (l *Log) syncSnapshot(at record.Offset) (err error) {
 	return l.fs.SyncDir(l.dir)
 }
 
-// freshProducers is restoreProducers where that is due. It REQUIRES the writing
-// turn.
+// freshProducers makes the state that of the log where it is not. It REQUIRES
+// the writing turn.
 func (l *Log) freshProducers() error {
 	p := &l.producers
 	if !p.stale {
 		return nil
 	}
-	if err := l.restoreProducers(); err != nil {
+	if err := l.restoreProducers(l.End()); err != nil {
 		return l.check(err)
 	}
 	p.stale = false
-	// Durably: what retention took may have been in a snapshot that went.
-	return l.saveProducers(true)
+	return nil
 }
 
-// restoreProducers makes the state that of the log as it is now: of the newest
-// snapshot, and the headers after it. It REQUIRES the writing turn.
-func (l *Log) restoreProducers() error {
+// prepareProducers makes the state that of the log as it will be when it was
+// cut at end, durably, for the cut takes the snapshots above it. It REQUIRES the
+// writing turn. After an error the state is that of no log.
+func (l *Log) prepareProducers(end record.Offset) error {
+	if l.producers.owner == nil {
+		return nil
+	}
+	l.producers.stale = true
+	if err := l.restoreProducers(end); err != nil {
+		return l.check(err)
+	}
+	return l.saveProducersAt(snapshot{at: end, durable: true})
+}
+
+// restoreProducers makes the state that of the batches below to: of the newest
+// snapshot there, and the headers after it. It REQUIRES the writing turn.
+func (l *Log) restoreProducers(to record.Offset) error {
 	p := &l.producers
 	if p.owner == nil {
 		return nil
 	}
 	p.owner.Reset()
-	v := l.view.Load()
-	from := v.segments[0].base
-	for len(p.snapshots) > 0 {
-		last := len(p.snapshots) - 1
-		at := p.snapshots[last].at
-		name := segmentName(at, producersSuffix)
-		b, err := vfs.ReadFile(l.fs, l.path(name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+	p.since = 0
+	from := l.view.Load().segments[0].base
+	for _, s := range slices.Backward(slices.Clone(p.snapshots)) {
+		if s.at > to {
+			continue
 		}
-		var state []byte
+		name := segmentName(s.at, producersSuffix)
+		err := l.loadProducers(name, s.at)
 		if err == nil {
-			state, err = parseProducers(b, at)
-		}
-		if err == nil {
-			err = p.owner.SetState(state)
-		}
-		if err == nil {
-			from = at
+			from = s.at
 			break
 		}
+		if !errors.Is(err, errBadSnapshot) {
+			return err
+		}
 		p.owner.Reset()
-		l.event(Event{Kind: EventProducersRebuilt, Path: l.path(name), Position: -1, Detail: fmt.Sprintf("%v: an older one is used, or the batches are read", err)})
-		if err := l.dropProducers(func(s snapshot) bool { return s.at == at }); err != nil {
+		l.event(Event{Kind: EventProducersRebuilt, Path: l.path(name), Position: -1, Detail: err.Error()})
+		if err := l.dropProducers(func(o snapshot) bool { return o == s }); err != nil {
 			return err
 		}
 	}
-	return l.replayProducers(from)
+	return l.replayProducers(from, to)
+}
+
+// loadProducers makes the state that of a snapshot.
+func (l *Log) loadProducers(name string, at record.Offset) error {
+	b, err := vfs.ReadFile(l.fs, l.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: it is missing", errBadSnapshot)
+	}
+	if err != nil {
+		return err
+	}
+	state, err := parseProducers(b, at)
+	if err != nil {
+		return err
+	}
+	if err := l.producers.owner.SetState(state); err != nil {
+		return fmt.Errorf("%w: %w", errBadSnapshot, err)
+	}
+	return nil
 }
 
 // replayProducers applies the batches from offset from on, which is where one
-// begins, or a gap.
-func (l *Log) replayProducers(from record.Offset) error {
+// begins, or a gap, that end at or below to.
+func (l *Log) replayProducers(from, to record.Offset) error {
 	v := l.view.Load()
 	for i, s := range v.segments {
 		next := record.Offset(math.MaxInt64)
 		if i+1 < len(v.segments) {
 			next = v.segments[i+1].base
 		}
-		if next <= from || s.size.Load() == 0 {
+		if next <= from || s.base >= to || s.size.Load() == 0 {
 			continue
 		}
-		if err := l.replaySegment(s, from, min(next, l.End())); err != nil {
+		if err := l.replaySegment(s, from, to, min(next, l.End())); err != nil {
 			return fmt.Errorf("read the producers of %s: %w", s.file.path, err)
 		}
 	}
 	return nil
 }
 
-// replaySegment applies the batches of s from offset from on. next is where the
-// following segment begins.
-func (l *Log) replaySegment(s *segment, from, next record.Offset) error {
+// replaySegment applies the batches of s from offset from on that end at or
+// below to. next is where the following segment begins.
+func (l *Log) replaySegment(s *segment, from, to, next record.Offset) error {
 	f, err := s.file.acquire()
 	if err != nil {
 		return err
@@ -351,9 +383,11 @@ func (l *Log) replaySegment(s *segment, from, next record.Offset) error {
 			return err
 		}
 		if v != record.OK && v != record.CorruptEnvelope {
-			return l.replayDamaged(max(at, l.Start()), next)
+			return l.replayDamaged(max(at, l.Start()), to, next)
 		}
-		at = fr.Header.NextOffset()
+		if at = fr.Header.NextOffset(); at > to {
+			break
+		}
 		l.replay(&fr.Header, from, fr.Size)
 		pos += int64(fr.Size)
 	}
@@ -371,9 +405,9 @@ func (l *Log) replay(h *record.Header, from record.Offset, size int) {
 	}
 }
 
-// replayDamaged applies what can be read of [from, next), where something
-// cannot. It reads all of it, as a reader does that goes around damage.
-func (l *Log) replayDamaged(from, next record.Offset) error {
+// replayDamaged applies what can be read of [from, next) and ends at or below
+// to, where something cannot be read. It reads all of it, as a reader does that goes around damage.
+func (l *Log) replayDamaged(from, to, next record.Offset) error {
 	buf := make([]byte, record.MaxFrameSize)
 	for from < next {
 		n, err := l.read(buf, from, next)
@@ -386,6 +420,9 @@ func (l *Log) replayDamaged(from, next record.Offset) error {
 		}
 		for at := 0; at < n; {
 			fr, _ := record.ParseFrame(buf[at:n], int64(n-at), record.MaxFrameSize)
+			if fr.Header.NextOffset() > to {
+				return nil
+			}
 			l.replay(&fr.Header, from, fr.Size)
 			from = max(from, fr.Header.NextOffset())
 			at += fr.Size

@@ -26,6 +26,9 @@ type Recovery struct {
 	// can be trusted all the same is for its owner: it can when the machine
 	// has not rebooted since, or when the topic counts only what was synced.
 	TornBytes int64
+	// Spoiled: they are more than the beginning of one batch, which is all that
+	// a process leaves of an append in which it was killed.
+	Spoiled bool
 	// Damage are the offsets below the end that cannot be read.
 	Damage []Range
 	// Suspicion is why the log may miss what was acknowledged, whoever
@@ -119,7 +122,7 @@ func (l *Log) open(clean bool) (Recovery, error) {
 	if err := r.apply(); err != nil {
 		return Recovery{}, err
 	}
-	if err := l.restoreProducers(); err != nil {
+	if err := l.restoreProducers(l.End()); err != nil {
 		return Recovery{}, err
 	}
 	r.report.BytesRead = l.bytesRead.Load()

@@ -219,6 +219,7 @@ func (r *recovery) drop(i int, why string) {
 	for _, s := range r.segments[i:] {
 		if size := r.fileSize[s]; size > 0 {
 			r.report.TornBytes += size
+			r.report.Spoiled = true
 			r.event(EventTailCut, filepath.Base(s.file.path), 0, fmt.Sprintf("%d bytes: %s", size, why))
 		}
 	}
@@ -331,6 +332,7 @@ func (r *recovery) bad(i int, scan *scanner, pos int64, f *record.Frame, v recor
 	}
 	torn := r.fileSize[s] - pos
 	r.report.TornBytes += torn
+	r.report.Spoiled = r.report.Spoiled || v != record.Torn
 	r.event(EventTailCut, filepath.Base(s.file.path), pos, fmt.Sprintf("%d bytes: %s", torn, why))
 	r.cut = s
 	s.known.Store(true)

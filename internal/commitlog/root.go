@@ -111,6 +111,7 @@ type Root struct {
 	disk    *disk
 	idle    *IdleFiles // of all logs: what stays open must not grow with their number
 	boot    string     // of the machine now
+	lockID  string     // of the lock file: see Identity.LockID
 	start   Start
 	// notes is held by who writes the root's own small files, and guards
 	// settled: see settleInTurn.
@@ -226,6 +227,15 @@ func (r *Root) SetCluster(id string) error {
 			return err
 		}
 		to.ClusterID = id
+		return nil
+	})
+}
+
+// SetBrokerEpoch remembers, durably, under which epoch the process that has the
+// root is registered.
+func (r *Root) SetBrokerEpoch(epoch int64) error {
+	return r.setIdentity(func(to *Identity) error {
+		to.BrokerEpoch = epoch
 		return nil
 	})
 }

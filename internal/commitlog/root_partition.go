@@ -146,14 +146,30 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config, made bool) (*Log,
 	if err != nil {
 		return nil, rec, err
 	}
-	if made || start.Trusted() || cfg.Flush == FlushSync || rec.Suspicion != NotSuspect {
+	if made || rec.Suspicion != NotSuspect {
 		return log, rec, nil
 	}
-	rec.Suspicion = SuspectOther
-	if err := log.SetSuspicion(SuspectOther); err != nil {
+	if rec.Suspicion = suspicion(start, cfg, &rec); rec.Suspicion == NotSuspect {
+		return log, rec, nil
+	}
+	if err := log.SetSuspicion(rec.Suspicion); err != nil {
 		return nil, rec, errors.Join(err, log.Close())
 	}
 	return log, rec, nil
+}
+
+// suspicion says why a log that holds all that was durable may yet miss what was
+// acknowledged.
+func suspicion(start Start, cfg Config, rec *Recovery) Suspicion {
+	// Within one boot the page cache keeps all that was written, so that there is
+	// one explanation only for a tail that is not as it was written.
+	if cut := rec.TornBytes > 0; cut && (start.Clean || start.SameBoot && rec.Spoiled) {
+		return SuspectTail
+	}
+	if start.Trusted() || cfg.Flush == FlushSync && !start.Copied {
+		return NotSuspect
+	}
+	return SuspectOther
 }
 
 // prepareTopic sees to it that the directory of a partition's topic is there

@@ -26,6 +26,9 @@ type Start struct {
 	// to be whole, and no disk error was seen: what the last process wrote is
 	// there, synced or not.
 	SameBoot bool
+	// Copied: the directory is a copy of the one that the last process used,
+	// and may lack what came after the copy was made.
+	Copied bool
 	// Why says, for people, why it is neither, or not the better of the two.
 	Why string
 	// Problems are what was found damaged or unreadable, and got over.
@@ -69,7 +72,7 @@ func (r *Root) acquire() (fresh bool, err error) {
 		}
 		if !exists {
 			if err := vfs.MkdirAllSynced(r.fs, r.dir); err != nil {
-				return false, fmt.Errorf("make the data directory: %w", err)
+				return false, fmt.Errorf("make the data directory: %w: the user that runs this must be able to write there", err)
 			}
 		}
 	}
@@ -103,6 +106,11 @@ func (r *Root) load(fresh bool) error {
 		boot = ""
 	}
 	r.boot = boot
+	info, err := r.fs.Stat(filepath.Join(r.dir, lockName))
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	r.lockID = info.ID
 	if fresh {
 		err = r.make()
 	} else {
@@ -123,7 +131,7 @@ func (r *Root) make() error {
 	}
 	r.id = Identity{
 		ClusterID: r.opts.ClusterID, BrokerID: r.opts.BrokerID,
-		DirectoryID: directory, BootID: r.boot,
+		DirectoryID: directory, BootID: r.boot, LockID: r.lockID,
 	}
 	r.found = map[PartitionID]PartitionDir{}
 	r.unverifiedSaved = map[PartitionID]string{}
@@ -186,7 +194,7 @@ func (r *Root) settleInTurn() error {
 		return err
 	}
 	err := r.setIdentityInTurn(func(to *Identity) error {
-		to.BootID = r.boot
+		to.BootID, to.LockID = r.boot, r.lockID
 		if to.ClusterID == "" {
 			to.ClusterID = r.opts.ClusterID
 		}
@@ -219,10 +227,13 @@ func (r *Root) judge() error {
 	if err != nil {
 		return err
 	}
+	s.Copied = r.lockID != "" && r.id.LockID != "" && r.lockID != r.id.LockID
 	switch {
 	case failed != "":
 		s.Clean, s.BrokerEpoch = false, 0
 		s.Why = "the disk failed: " + failed
+	case s.Copied:
+		s.Why = "not shut down in order before the directory was copied"
 	case r.opts.DistrustPageCache:
 		s.Why = "not shut down in order, and trust.page.cache is off"
 	case r.boot == "" || r.id.BootID == "":

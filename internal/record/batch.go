@@ -106,3 +106,10 @@ func (b *Batch) Message() []byte {
 	copy(b.buf[first:], p)
 	return b.buf[first:b.end:b.end]
 }
+
+// AppendMessage appends what [Batch.AppendMessage] does for a batch of h and a payload that was read before, such as to send
+// it with other producer's fields. The payload is copied.
+func AppendMessage(dst []byte, h Header, payload []byte) []byte {
+	b := Batch{Header: h, buf: payload, end: len(payload)}
+	return b.AppendMessage(dst)
+}

@@ -44,6 +44,13 @@ func (b *Builder) Reset() {
 	b.count, b.base, b.minTime, b.maxTime = 0, 0, 0, 0
 }
 
+// Grow makes room for records of n bytes altogether, in an empty builder.
+func (b *Builder) Grow(n int) {
+	if b.count == 0 && n <= MaxFrameSize && cap(b.buf) < PrefixMax+n {
+		b.buf = make([]byte, PrefixMax, PrefixMax+n)
+	}
+}
+
 // Count returns how many records have been added.
 func (b *Builder) Count() int { return b.count }
 

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
+// Addresses to listen on and to be told to others (OP-09, OP-10).
 func TestAddresses(t *testing.T) {
 	for _, c := range []struct {
 		in       string

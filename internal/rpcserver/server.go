@@ -57,9 +57,11 @@ type Options struct {
 	Codec   encoding.CodecV2      // nil: plain Protobuf
 	TLS     *tls.Config           // nil: plaintext
 	Secret  string                // when set, every call but health checks must carry it
+	// NoReflection leaves out the services that describe the others.
+	NoReflection bool
 }
 
-// A Server is a gRPC server with health and reflection. Its services are not
+// A Server is a gRPC server with health and, unless it is left out, reflection. Its services are not
 // serving until SetReady says so: a broker accepts connections while it is
 // still recovering.
 type Server struct {
@@ -96,7 +98,9 @@ func New(o Options) *Server {
 	s := &Server{Server: grpc.NewServer(opts...), health: health.NewServer()}
 	s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
 	healthpb.RegisterHealthServer(s.Server, s.health)
-	reflection.Register(s.Server) // v1 and v1alpha
+	if !o.NoReflection {
+		reflection.Register(s.Server) // v1 and v1alpha
+	}
 	return s
 }
 

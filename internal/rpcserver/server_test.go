@@ -286,7 +286,7 @@ func TestReflection(t *testing.T) {
 }
 
 // Nobody can make up label values: calls of methods that do not exist leave no
-// series.
+// series (OP-04).
 func TestUnknownMethodsLeaveNoSeries(t *testing.T) {
 	f := start(t, Options{}, DialOptions{})
 	for i := range 50 {

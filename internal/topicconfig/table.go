@@ -98,7 +98,7 @@ func recordKeys() []definition {
 		},
 		{
 			name: MaxMessageBytesKey, def: "1048576", want: "bytes, a whole number from 1 to 3670016 (3.5 MiB), and not above segment.bytes",
-			description: "Size of the largest record that is taken.",
+			description: "Size of the largest record that is taken: its key, value and headers with their framing, before compression. It is no limit of what is sent together.",
 			set: func(c *Config, v string) bool {
 				return setInt(&c.MaxMessageBytes, v, 1, maxMessageBytes)
 			},

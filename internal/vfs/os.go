@@ -64,7 +64,7 @@ func (osFS) Stat(name string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	return Info{IsDir: info.IsDir(), Size: sizeOf(info)}, nil
+	return Info{IsDir: info.IsDir(), Size: sizeOf(info), ID: fileID(name)}, nil
 }
 
 func sizeOf(info fs.FileInfo) int64 {

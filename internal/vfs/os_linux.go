@@ -2,6 +2,7 @@ package vfs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -26,4 +27,16 @@ func syncData(f *os.File) error {
 		return os.ErrClosed // Control fails for nothing else
 	}
 	return serr
+}
+
+// fileID is made of the inode's number, which may be given again, and of when it
+// was made. The device is not a part of it: its number may change when the file
+// system is mounted again.
+func fileID(name string) string {
+	var st unix.Statx_t
+	const want = unix.STATX_INO | unix.STATX_BTIME
+	if err := unix.Statx(unix.AT_FDCWD, name, 0, want, &st); err != nil || st.Mask&want != want {
+		return ""
+	}
+	return fmt.Sprintf("%d-%d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }

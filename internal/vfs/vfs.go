@@ -87,6 +87,9 @@ type Info struct {
 	IsDir bool
 	// Size is that of a file in bytes, 0 for a directory.
 	Size int64
+	// ID is the same for as long as this file is there, and another one for a
+	// copy of it or a file that took its name; "" when the system does not say.
+	ID string
 }
 
 // ReadFile returns the whole content of a file.

@@ -554,8 +554,11 @@ type Register struct {
 	ClusterId string `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	// Highest controller epoch it ever saw.
 	HighestControllerEpoch int64 `protobuf:"varint,3,opt,name=highest_controller_epoch,json=highestControllerEpoch,proto3" json:"highest_controller_epoch,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// Epoch under which a process was last registered with these data, which the broker keeps beside them; 0 if none was. Data of an earlier time than
+	// the cluster remembers are an old copy: what they hold may lack what was acknowledged since.
+	DataEpoch     int64 `protobuf:"varint,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Register) Reset() {
@@ -605,6 +608,13 @@ func (x *Register) GetClusterId() string {
 func (x *Register) GetHighestControllerEpoch() int64 {
 	if x != nil {
 		return x.HighestControllerEpoch
+	}
+	return 0
+}
+
+func (x *Register) GetDataEpoch() int64 {
+	if x != nil {
+		return x.DataEpoch
 	}
 	return 0
 }
@@ -2770,12 +2780,14 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"rejections\x18\a \x01(\v2#.runnel.controller.v1.IsrRejectionsH\x00R\n" +
 	"rejections\x12=\n" +
 	"\thand_over\x18\b \x01(\v2\x1e.runnel.controller.v1.HandOverH\x00R\bhandOverB\a\n" +
-	"\x05event\"\x9f\x01\n" +
+	"\x05event\"\xbe\x01\n" +
 	"\bRegister\x12:\n" +
 	"\x06broker\x18\x01 \x01(\v2\".runnel.controller.v1.BrokerRecordR\x06broker\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x128\n" +
-	"\x18highest_controller_epoch\x18\x03 \x01(\x03R\x16highestControllerEpoch\"\xb7\x01\n" +
+	"\x18highest_controller_epoch\x18\x03 \x01(\x03R\x16highestControllerEpoch\x12\x1d\n" +
+	"\n" +
+	"data_epoch\x18\x04 \x01(\x03R\tdataEpoch\"\xb7\x01\n" +
 	"\n" +
 	"Registered\x12\x1d\n" +
 	"\n" +

@@ -218,7 +218,11 @@ type BrokerRecord struct {
 	// The recovery report of this incarnation was weighed; what it holds since is as ISR and ELR say.
 	Judged bool `protobuf:"varint,12,opt,name=judged,proto3" json:"judged,omitempty"`
 	// An operator took this incarnation out of service.
-	Held          bool `protobuf:"varint,13,opt,name=held,proto3" json:"held,omitempty"`
+	Held bool `protobuf:"varint,13,opt,name=held,proto3" json:"held,omitempty"`
+	// Epoch of the last incarnation before this one that was judged: from then on its data had to hold what it acknowledged.
+	VouchedEpoch int64 `protobuf:"varint,14,opt,name=vouched_epoch,json=vouchedEpoch,proto3" json:"vouched_epoch,omitempty"`
+	// Its data are of an earlier time than that: nothing they hold is intact.
+	Outdated      bool `protobuf:"varint,15,opt,name=outdated,proto3" json:"outdated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +344,20 @@ func (x *BrokerRecord) GetJudged() bool {
 func (x *BrokerRecord) GetHeld() bool {
 	if x != nil {
 		return x.Held
+	}
+	return false
+}
+
+func (x *BrokerRecord) GetVouchedEpoch() int64 {
+	if x != nil {
+		return x.VouchedEpoch
+	}
+	return 0
+}
+
+func (x *BrokerRecord) GetOutdated() bool {
+	if x != nil {
+		return x.Outdated
 	}
 	return false
 }
@@ -895,7 +913,7 @@ var File_runnel_controller_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"#runnel/controller/v1/metadata.proto\x12\x14runnel.controller.v1\"\xd0\x03\n" +
+	"#runnel/controller/v1/metadata.proto\x12\x14runnel.controller.v1\"\x91\x04\n" +
 	"\fBrokerRecord\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12!\n" +
@@ -910,7 +928,9 @@ const file_runnel_controller_v1_metadata_proto_rawDesc = "" +
 	" \x01(\x05R\x0fminFeatureLevel\x12*\n" +
 	"\x11max_feature_level\x18\v \x01(\x05R\x0fmaxFeatureLevel\x12\x16\n" +
 	"\x06judged\x18\f \x01(\bR\x06judged\x12\x12\n" +
-	"\x04held\x18\r \x01(\bR\x04held\"\x8e\x05\n" +
+	"\x04held\x18\r \x01(\bR\x04held\x12#\n" +
+	"\rvouched_epoch\x18\x0e \x01(\x03R\fvouchedEpoch\x12\x1a\n" +
+	"\boutdated\x18\x0f \x01(\bR\boutdated\"\x8e\x05\n" +
 	"\vTopicRecord\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x126\n" +

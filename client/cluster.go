@@ -1,0 +1,317 @@
+package client
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+)
+
+const (
+	// pollInterval is how often a broker that cannot push is asked.
+	pollInterval = 5 * time.Second
+	// awaitFor bounds await.
+	awaitFor = 200 * time.Millisecond
+)
+
+// A cluster is what a client knows of the brokers, and of who leads what. A
+// watch keeps it fresh from the first question on.
+type cluster struct {
+	c *Client
+	// view is replaced whole, under mu only.
+	view atomic.Pointer[clusterView]
+	// asked tells the watch that there is a new name.
+	asked chan struct{}
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	names     map[string]bool
+	begun     bool
+	listeners map[int]func()
+	lastKey   int
+}
+
+// A clusterView is a picture of the cluster; it is never changed.
+type clusterView struct {
+	id      string
+	brokers map[int32]string // addresses
+	topics  map[string]*topicLeaders
+}
+
+// topicLeaders says who leads the partitions of a topic.
+type topicLeaders struct {
+	id    string
+	parts []leadership
+}
+
+// A leadership is of one partition; the broker is noBroker while nobody leads.
+type leadership struct {
+	broker int32
+	epoch  int64
+}
+
+const noBroker int32 = -1
+
+func newCluster(c *Client) *cluster {
+	k := &cluster{c: c, asked: make(chan struct{}, 1), names: map[string]bool{}, listeners: map[int]func(){}}
+	k.view.Store(&clusterView{})
+	return k
+}
+
+// leader returns who leads a partition, and where to reach it; "" when that is
+// not known, or nobody does.
+func (v *clusterView) leader(topic, id string, n int32) (addr string, epoch int64) {
+	t := v.topics[topic]
+	if t == nil || id != "" && t.id != id || int(n) >= len(t.parts) {
+		return "", 0
+	}
+	l := t.parts[n]
+	if l.broker == noBroker {
+		return "", l.epoch
+	}
+	return v.brokers[l.broker], l.epoch
+}
+
+// want makes the watch tell of a topic from now on.
+func (k *cluster) want(topic string) {
+	if k.c.opts.routing == Proxy {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.names[topic] {
+		return
+	}
+	k.names[topic] = true
+	if !k.begun {
+		k.begun = k.c.start(k.run)
+		return
+	}
+	poke(k.asked)
+}
+
+// await waits until it is known who leads a topic, at most for a moment: it
+// saves a detour, and nothing more.
+func (k *cluster) await(ctx context.Context, topic string) {
+	if k.c.opts.routing == Proxy {
+		return
+	}
+	news := make(chan struct{}, 1)
+	stop := k.listen(func() { poke(news) })
+	defer stop()
+	timer := time.NewTimer(awaitFor)
+	defer timer.Stop()
+	for k.view.Load().topics[topic] == nil {
+		select {
+		case <-news:
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// listen calls f after every change of the view, until the returned function is
+// called. f must not block.
+func (k *cluster) listen(f func()) (stop func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lastKey++
+	key := k.lastKey
+	k.listeners[key] = f
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.listeners, key)
+	}
+}
+
+// change replaces the view by what f makes of a copy, and tells the listeners.
+// f returns false when nothing has changed.
+func (k *cluster) change(f func(*clusterView) bool) {
+	k.mu.Lock()
+	old := k.view.Load()
+	next := &clusterView{id: old.id, brokers: maps.Clone(old.brokers), topics: maps.Clone(old.topics)}
+	if next.brokers == nil {
+		next.brokers, next.topics = map[int32]string{}, map[string]*topicLeaders{}
+	}
+	if !f(next) {
+		k.mu.Unlock()
+		return
+	}
+	k.view.Store(next)
+	fs := slices.Collect(maps.Values(k.listeners))
+	k.mu.Unlock()
+	for _, f := range fs {
+		f()
+	}
+}
+
+// hint takes in what a broker said that does not lead a partition any more: it
+// may know better than the watch. It is true when that was news.
+func (k *cluster) hint(topic, id string, n int32, err error) (news bool) {
+	e, ok := asError(err)
+	if !ok || k.c.opts.routing == Proxy {
+		return false
+	}
+	broker, hasBroker := e.Int("leader")
+	epoch, hasEpoch := e.Int("leaderEpoch")
+	if !hasBroker || !hasEpoch || broker < 0 {
+		return false
+	}
+	k.change(func(v *clusterView) bool {
+		t := v.topics[topic]
+		if t == nil || id != "" && t.id != id || int(n) >= len(t.parts) || t.parts[n].epoch >= epoch {
+			return false
+		}
+		next := &topicLeaders{id: t.id, parts: slices.Clone(t.parts)}
+		next.parts[n] = leadership{broker: int32(broker), epoch: epoch} //nolint:gosec // a broker id
+		v.topics[topic] = next
+		if addr := e.Metadata["address"]; addr != "" {
+			v.brokers[int32(broker)] = addr //nolint:gosec // a broker id
+		}
+		news = true
+		return true
+	})
+	return news
+}
+
+// run watches until ctx ends: by push where the broker can, else by asking.
+func (k *cluster) run(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; {
+		told, err := k.watch(ctx)
+		if hasCode(err, codes.Unimplemented) {
+			err = k.poll(ctx)
+			if err == nil {
+				failures = 0
+				k.idle(ctx, pollInterval)
+				continue
+			}
+		}
+		if told {
+			failures = 0
+		}
+		if err != nil {
+			failures++
+			k.idle(ctx, backoffFor(failures))
+		}
+	}
+}
+
+// idle waits for d, or for a new name.
+func (k *cluster) idle(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-k.asked:
+	case <-ctx.Done():
+	}
+}
+
+func (k *cluster) wanted() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Sorted(maps.Keys(k.names))
+}
+
+// watch opens one watch and takes in what it tells, until it ends or another
+// topic is wanted. told is true when it has told anything.
+func (k *cluster) watch(ctx context.Context) (told bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	select {
+	case <-k.asked: // it is among the names
+	default:
+	}
+	stream, err := runnelv1.NewMetadataServiceClient(k.c.conn).WatchMetadata(ctx, &runnelv1.WatchMetadataRequest{Topics: k.wanted()})
+	if err != nil {
+		return false, rpcError(err)
+	}
+	over := make(chan struct{})
+	var receiver sync.WaitGroup
+	receiver.Go(func() {
+		defer close(over)
+		for {
+			var m *runnelv1.WatchMetadataResponse
+			if m, err = stream.Recv(); err != nil {
+				return
+			}
+			told = true
+			k.take(m.GetClusterId(), m.GetBrokers(), m.GetTopics(), m.GetDeletedTopicIds())
+		}
+	})
+	select {
+	case <-over:
+	case <-k.asked:
+		cancel()
+		receiver.Wait()
+		return told, nil
+	}
+	receiver.Wait()
+	return told, rpcError(err)
+}
+
+// poll asks once.
+func (k *cluster) poll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	api := runnelv1.NewMetadataServiceClient(k.c.conn)
+	for token := ""; ; {
+		resp, err := api.GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: k.wanted(), PageToken: token})
+		if err != nil {
+			return rpcError(err)
+		}
+		k.take(resp.GetClusterId(), resp.GetBrokers(), resp.GetTopics(), nil)
+		if token = resp.GetNextPageToken(); token == "" {
+			return nil
+		}
+	}
+}
+
+// take takes a piece of news in. A leadership that is older than what is known
+// is no news.
+func (k *cluster) take(id string, brokers []*runnelv1.BrokerMetadata, topics []*runnelv1.TopicMetadata, deleted []string) {
+	if len(brokers)+len(topics)+len(deleted) == 0 {
+		return
+	}
+	k.change(func(v *clusterView) bool {
+		v.id = id
+		if len(brokers) > 0 {
+			clear(v.brokers)
+		}
+		for _, b := range brokers {
+			v.brokers[b.GetBrokerId()] = b.GetAddress()
+		}
+		maps.DeleteFunc(v.topics, func(_ string, t *topicLeaders) bool { return slices.Contains(deleted, t.id) })
+		for _, m := range topics {
+			if m.GetError() == nil {
+				v.topics[m.GetName()] = newTopicLeaders(m, v.topics[m.GetName()])
+			}
+		}
+		return true
+	})
+}
+
+func newTopicLeaders(m *runnelv1.TopicMetadata, old *topicLeaders) *topicLeaders {
+	t := &topicLeaders{id: m.GetTopicId()}
+	for i, p := range m.GetPartitions() {
+		l := leadership{broker: noBroker, epoch: p.GetLeaderEpoch()}
+		if p.Leader != nil {
+			l.broker = p.GetLeader()
+		}
+		if old != nil && old.id == t.id && i < len(old.parts) && old.parts[i].epoch > l.epoch {
+			l = old.parts[i]
+		}
+		t.parts = append(t.parts, l)
+	}
+	return t
+}

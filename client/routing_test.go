@@ -1,0 +1,333 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/client"
+)
+
+// An ear hears what the hooks are told.
+type ear struct {
+	// mu guards the fields below
+	mu sync.Mutex
+
+	proxied, direct, broken []string
+	batches                 []client.BatchInfo
+	fetched                 int
+}
+
+func (e *ear) hooks() client.Hooks {
+	add := func(to *[]string, s string) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		*to = append(*to, s)
+	}
+	return client.Hooks{
+		Proxied: func(addr string, why error) { add(&e.proxied, addr+" "+why.Error()) },
+		Direct:  func(addr string) { add(&e.direct, addr) },
+		Broken:  func(addr string, why error) { add(&e.broken, addr+" "+why.Error()) },
+		Produced: func(b client.BatchInfo) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.batches = append(e.batches, b)
+		},
+		Fetched: func(client.FetchInfo) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.fetched++
+		},
+	}
+}
+
+// routed counts requests by the node that got them, and by how.
+func (f *fakeBroker) routed() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := map[string]int{}
+	for _, d := range f.nodes {
+		n["direct"] += d.direct
+		n["proxied"] += d.proxied
+	}
+	return n
+}
+
+func spread(t *testing.T, p *client.Producer, y *tally, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		v := itoa(i)
+		p.Produce(t.Context(), client.Record{Topic: "t", Key: []byte(v), Value: []byte(v)}, y.done(v))
+	}
+}
+
+// read reads n records and returns their values, sorted.
+func read(t *testing.T, r *client.Reader, n int) (vs []string) {
+	t.Helper()
+	for rec, err := range r.Records(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if vs = append(vs, string(rec.Value)); len(vs) == n {
+			break
+		}
+	}
+	slices.Sort(vs)
+	return vs
+}
+
+func TestClient_goesToTheLeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 6})
+		c := f.client(t)
+		p := producer(t, c)
+		y := newTally()
+		spread(t, p, y, 0, 10)
+		flush(t, p)
+		first := f.routed()
+		spread(t, p, y, 10, 1000)
+		flush(t, p)
+		y.check(t, 1000, 0, 0)
+		r := newReader(t, c)
+		assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition})
+		if vs := slices.Compact(read(t, r, 1000)); len(vs) != 1000 {
+			t.Errorf("%d different records were read, want 1000", len(vs))
+		}
+		got := f.routed()
+		if got["proxied"] != first["proxied"] || got["direct"] == 0 {
+			t.Errorf("requests %v, at first %v; want all but the first direct", got, first)
+		}
+	})
+}
+
+func TestClient_proxyAsksOneBrokerForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 6})
+		f.nodes[1].down, f.nodes[2].down = true, true
+		c := f.client(t, client.WithRouting(client.Proxy))
+		p := producer(t, c)
+		y := newTally()
+		spread(t, p, y, 0, 1000)
+		flush(t, p)
+		y.check(t, 1000, 0, 0)
+		r := newReader(t, c)
+		assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition})
+		read(t, r, 1000)
+		if got := f.routed(); got["direct"] != 0 {
+			t.Errorf("requests %v, want all proxied", got)
+		}
+	})
+}
+
+// A leader that cannot be reached at the address it advertises, or where
+// another cluster answers, is reached through a seed; and directly again when
+// that works.
+func TestClient_unreachableLeader(t *testing.T) {
+	for name, hurt := range map[string]func(*fakeNode){
+		"refused":         func(d *fakeNode) { d.down = true },
+		"another cluster": func(d *fakeNode) { d.cluster = "other" },
+		"silent":          func(d *fakeNode) { d.blackhole = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeCluster(t, 2, map[string]int{"t": 4})
+				hurt(f.nodes[1])
+				var e ear
+				c := f.client(t, client.WithHooks(e.hooks()))
+				p := producer(t, c)
+				r := newReader(t, c)
+				assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition})
+				y := newTally()
+				begun := time.Now()
+				spread(t, p, y, 0, 100)
+				flush(t, p)
+				spread(t, p, y, 100, 1000)
+				flush(t, p)
+				y.check(t, 1000, 0, 0)
+				read(t, r, 1000)
+				if took := time.Since(begun); took > 5*time.Second {
+					t.Errorf("took %v", took)
+				}
+				e.mu.Lock()
+				if len(e.proxied) == 0 || !strings.HasPrefix(e.proxied[0], f.nodes[1].addr) {
+					t.Errorf("the hook was told %q", e.proxied)
+				}
+				e.mu.Unlock()
+				f.locked(func() { d := f.nodes[1]; d.down, d.blackhole, d.cluster = false, false, "fake" })
+				time.Sleep(2 * time.Minute)
+				before := f.nodes[1].direct
+				spread(t, p, y, 1000, 2000)
+				flush(t, p)
+				y.check(t, 2000, 0, 0)
+				read(t, r, 1000)
+				if f.nodes[1].direct == before || len(e.direct) == 0 {
+					t.Errorf("%d direct requests, as before; the hook was told %q", before, e.direct)
+				}
+			})
+		})
+	}
+}
+
+// The leader falls silent, and another one is elected: what it was sent goes to
+// the new one, long before its connection is found dead.
+func TestProducer_frozenLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 2, map[string]int{"t": 1})
+		p := producer(t, f.client(t), client.BatchBytes(1<<10))
+		y := newTally()
+		send(t, p, y, 0, 500)
+		flush(t, p)
+		n := f.calls
+		f.locked(func() {
+			f.onProduce = func(i int, _ *runnelv1.ProduceRequest) action {
+				if f.topics["t"].parts[0].leader == 0 {
+					return action{drop: i%2 == n%2, ignore: i%2 != n%2}
+				}
+				return action{}
+			}
+		})
+		send(t, p, y, 500, 1000)
+		synctest.Wait()
+		begun := time.Now()
+		f.locked(func() { f.topics["t"].parts[0].lead(1) })
+		flush(t, p)
+		if took := time.Since(begun); took > 3*time.Second {
+			t.Errorf("took %v", took)
+		}
+		y.check(t, 1000, 0, 0)
+		f.exactly(t, 1000)
+	})
+}
+
+// A reader keeps its place, and every record is read once, while leaders move.
+func TestReader_leaderMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 1})
+		c := f.client(t)
+		p := producer(t, c, client.BatchBytes(1<<10))
+		r := newReader(t, c, client.Prefetch(64<<10))
+		assign(t, r, client.Assignment{Topic: "t"})
+		next := 0
+		for round := range 50 {
+			y := newTally()
+			send(t, p, y, round*100, round*100+100)
+			f.locked(func() { f.topics["t"].parts[0].lead(round % 3) })
+			for rec, err := range r.Records(t.Context()) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if string(rec.Value) != itoa(next) {
+					t.Fatalf("read %q, want %d", rec.Value, next)
+				}
+				if next++; next == round*100+100 {
+					break
+				}
+			}
+		}
+	})
+}
+
+// With one seed alone, which goes, the others are found.
+func TestClient_outlivesItsSeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 3, "u": 3})
+		c := f.client(t)
+		p := producer(t, c)
+		y := newTally()
+		spread(t, p, y, 0, 1000)
+		flush(t, p)
+		f.locked(func() {
+			f.nodes[0].down = true
+			for _, topic := range f.topics {
+				for _, pt := range topic.parts {
+					pt.lead(1 + pt.leader%2)
+				}
+			}
+		})
+		f.nodes[0].srv.Stop()
+		spread(t, p, y, 1000, 2000)
+		flush(t, p)
+		y.check(t, 2000, 0, 0)
+		if _, err := p.ProduceSync(t.Context(), client.Record{Topic: "u", Value: []byte("x")}); err != nil {
+			t.Error(err) // a topic that it has to ask about
+		}
+	})
+}
+
+func TestNew_badRouting(t *testing.T) {
+	if _, err := client.New([]string{"b:1"}, client.WithRouting(7)); err == nil {
+		t.Error("WithRouting(7) was taken")
+	}
+}
+
+// Hooks are told of batches, and of retries that found them stored.
+func TestHooks_produced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			switch n {
+			case 1:
+				it := item(runnelv1.ErrorReason_ERROR_REASON_COMMIT_UNCERTAIN, codes.DeadlineExceeded)
+				it.OutcomeUnknown = true
+				return action{also: it}
+			case 3:
+				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP, codes.InvalidArgument)}
+			}
+			return action{}
+		}
+		var e ear
+		c := f.client(t, client.WithHooks(e.hooks()))
+		p := producer(t, c)
+		for range 2 {
+			_, _ = p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")})
+		}
+		flush(t, p)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if len(e.batches) != 2 || !e.batches[0].Duplicate || e.batches[0].Retries != 1 || e.batches[0].Err != nil || e.batches[0].WireBytes == 0 ||
+			!errors.Is(e.batches[1].Err, client.ErrInvalidTimestamp) || e.batches[1].Records != 1 {
+			t.Errorf("the hook was told %+v", e.batches)
+		}
+	})
+}
+
+// Nothing is left after Close: synctest fails when a goroutine is.
+func TestClient_closeLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 6})
+		c := f.client(t)
+		p, err := c.NewProducer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := c.NewReader()
+		if err != nil {
+			t.Fatal(err)
+		}
+		y := newTally()
+		spread(t, p, y, 0, 1000)
+		assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition})
+		read(t, r, 500)
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		y.check(t, 1000, 0, 0)
+		if _, err := c.NewAdmin().DescribeCluster(context.Background()); !errors.Is(err, client.ErrClosed) {
+			t.Errorf("after Close: %v, want ErrClosed", err)
+		}
+	})
+}

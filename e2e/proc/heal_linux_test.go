@@ -1,0 +1,172 @@
+package proc
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+// A broker that was the last in sync comes back before the others, and its data
+// are gone, old or damaged: it may not lead, and heals by itself once there is
+// somebody to copy from. In the end all copies are equal.
+func TestCluster_badDataHeal(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, n *Node){"wiped": wipe, "old": putBack, "corrupt": corrupt} {
+		t.Run(name, func(t *testing.T) {
+			g := cluster(t, Cluster{Controllers: 1, Brokers: 3, ControllerSet: []string{"cluster.session_timeout=1s"}})
+			createTxns(t, g)
+			l := startLoad(t, g)
+			l.flowing(t, time.Now(), flowsWithin)
+			bad := g.Brokers[0]
+			bad.stop(t)
+			if err := os.CopyFS(bad.Data+".old", os.DirFS(bad.Data)); err != nil {
+				t.Fatal(err)
+			}
+			bad.restart(t)
+			settled(t, g)
+			l.flowing(t, time.Now(), flowsWithin)
+			for _, b := range g.Brokers[1:] {
+				b.Kill()
+			}
+			isr(t, bad, 1)
+			bad.Kill()
+			spoil(t, bad)
+			if err := bad.Start(); err != nil {
+				t.Fatal(err)
+			}
+			alone(t)
+			for _, b := range g.Brokers[1:] {
+				if err := b.Start(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := g.Ready(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			l.flowing(t, time.Now(), flowsWithin)
+			l.check(t)
+			settled(t, g)
+			equal(t, g)
+		})
+	}
+}
+
+// isr waits until n replicas of each partition are in sync, as a broker has it.
+func isr(t *testing.T, at *Node, n int) {
+	t.Helper()
+	c := must[*client.Client](t)(client.New([]string{at.Client}))
+	defer c.Close()
+	eventually(t, "the replicas in sync are as many as they should be", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		ds, err := c.NewAdmin().DescribeTopics(ctx, []string{txns})
+		return err == nil && len(ds) == 1 && len(ds[0].Partitions) == txnsPartitions &&
+			!slices.ContainsFunc(ds[0].Partitions, func(p client.PartitionDescription) bool { return len(p.ISR) != n })
+	})
+}
+
+// alone gives a broker that has just been started the time to come into service
+// and to lead what it may.
+func alone(t *testing.T) {
+	t.Helper()
+	timer := time.NewTimer(1500 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+		t.Fatal(t.Context().Err())
+	}
+}
+
+func wipe(t *testing.T, n *Node) {
+	t.Helper()
+	if err := os.RemoveAll(n.Data); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// putBack replaces a broker's data by what they were earlier.
+func putBack(t *testing.T, n *Node) {
+	t.Helper()
+	wipe(t, n)
+	if err := os.Rename(n.Data+".old", n.Data); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// corrupt damages the first third of every log.
+func corrupt(t *testing.T, n *Node) {
+	t.Helper()
+	logs := logsOf(t, n)
+	if len(logs) == 0 {
+		t.Fatalf("%s holds no log", n.Name)
+	}
+	for _, name := range logs {
+		f := must[*os.File](t)(os.OpenFile(name, os.O_RDWR, 0))
+		size := must[os.FileInfo](t)(f.Stat()).Size()
+		if _, err := f.WriteAt([]byte{0xff, 0x00, 0xff, 0x00, 0xff, 0x00, 0xff, 0x00}, size/3); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// logsOf returns the segments of a broker's partitions, in order.
+func logsOf(t *testing.T, n *Node) []string {
+	t.Helper()
+	names := must[[]string](t)(filepath.Glob(filepath.Join(n.Data, "*", "*", "*.log")))
+	slices.Sort(names)
+	return names
+}
+
+// equal waits until all brokers have the same bytes of each partition.
+func equal(t *testing.T, g *Group) {
+	t.Helper()
+	eventually(t, "the copies are equal", func() bool {
+		want := digests(t, g.Brokers[0])
+		if len(want) != txnsPartitions {
+			t.Fatalf("%s holds %d partitions", g.Brokers[0].Name, len(want))
+		}
+		for _, b := range g.Brokers[1:] {
+			if got := digests(t, b); fmt.Sprint(got) != fmt.Sprint(want) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// digests returns the digest of each partition's batches. Where segments end is each
+// broker's own affair.
+func digests(t *testing.T, n *Node) map[string]string {
+	t.Helper()
+	whole := map[string]hash.Hash{}
+	out := map[string]string{}
+	for _, name := range logsOf(t, n) {
+		dir := must[string](t)(filepath.Rel(n.Data, filepath.Dir(name)))
+		if filepath.Ext(dir) != "" {
+			continue // set aside
+		}
+		h, ok := whole[dir]
+		if !ok {
+			h = sha256.New()
+			whole[dir] = h
+		}
+		data := must[[]byte](t)(os.ReadFile(name))
+		_, _ = h.Write(data) // of a hash, it can't fail
+	}
+	for dir, h := range whole {
+		out[dir] = hex.EncodeToString(h.Sum(nil))
+	}
+	return out
+}
