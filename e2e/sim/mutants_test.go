@@ -144,10 +144,6 @@ func metadataMutations() []mutation {
 			{proposeFile, "	case p.PartitionEpoch < old.PartitionEpoch:\n", "	case false:\n"},
 		}},
 		{"13-the-ELR-outlives-the-minimum", "TestStoryMinimumIsLowered", []edit{
-			{
-				settleFile, "		next.MinISR, next.ELR = minISR, nil\n",
-				"		next.MinISR, next.Sync = minISR, sync\n		return next.changedFrom(p)\n",
-			},
 			{proposeFile, "	p.ISR = isr\n", "	same := slices.Equal(p.ISR, isr)\n	p.ISR = isr\n"},
 			{proposeFile, "	if len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
 		}},
@@ -160,6 +156,9 @@ func metadataMutations() []mutation {
 			{"controller/active/brokers.go", "	if err := a.settleBroker(ctx, id); err != nil {\n		return nil, err\n	}\n", ""},
 			{"controller/active/active.go", "		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n", "		if w = a.advance(i); len(w.changes) > 0 {\n			return\n		}\n		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n"},
 			{"controller/state/image.go", "const MaxChanges = 127", "const MaxChanges = 4"},
+		}},
+		{"another-minimum-empties-any-ELR", "TestStoryMinimumChangesWhileOneStands", []edit{
+			{settleFile, "	next.MinISR, next.Sync = t.demand(p)\n", "	next.MinISR, next.Sync = t.demand(p)\n	if next.MinISR != p.MinISR {\n		next.ELR = nil\n	}\n"},
 		}},
 		{"suspect-copies-stay-eligible", "TestStoryEligibleReplicaLosesItsEnd", []edit{
 			{brokersFile, "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", ""},
