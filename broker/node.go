@@ -118,7 +118,11 @@ func (n *node) build(sec security) {
 	n.set = partition.NewSet(partition.Config{
 		Incarnation: b.incarnation, MaintainEvery: b.cfg.Storage.MaintenanceInterval.Std(), Flushers: b.cfg.Storage.Flushers,
 		ReplicaLagMax: b.cfg.Replication.LagTimeMax.Std(),
-		Producers:     producer.Config{ExpiryMs: b.cfg.Producers.Expiry.Std().Milliseconds(), Max: b.cfg.Producers.MaxPerPartition},
+		Cleaner: partition.CleanerConfig{
+			Threads: b.cfg.Storage.Cleaner.Threads, DedupeBufferBytes: int64(b.cfg.Storage.Cleaner.DedupeBufferBytes),
+			BytesPerSecond: int64(b.cfg.Storage.Cleaner.MaxBytesPerSecond), Backoff: b.cfg.Storage.Cleaner.Backoff.Std(),
+		},
+		Producers: producer.Config{ExpiryMs: b.cfg.Producers.Expiry.Std().Milliseconds(), Max: b.cfg.Producers.MaxPerPartition},
 	}, partition.Deps{
 		Root: n.root, Store: n.store, Session: n.session, Metrics: reg, Log: b.deps.Log.With().Str("component", "partition").Logger(),
 	})

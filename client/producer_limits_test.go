@@ -113,6 +113,7 @@ func within(t *testing.T, what string, call func(context.Context) error) {
 	}
 }
 
+// A producer whose broker stops reading holds what it may and no more (GR-10).
 func TestProducer_memoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})

@@ -44,8 +44,9 @@ func (t terminal) program() string { return cmp.Or(t.name, "runnel") }
 // typed is a command as whoever reads it types it.
 func (t terminal) typed(command string) string { return t.program() + " " + command }
 
-// interactive reports whether w is a screen that somebody looks at.
-func interactive(w io.Writer) bool {
+// interactive reports whether a reader or writer is a terminal that somebody
+// sits at.
+func interactive(w any) bool {
 	f, ok := w.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }
@@ -155,7 +156,7 @@ a topic, write a line and read it back.`,
 	}
 	f := root.PersistentFlags()
 	f.StringSliceVar(&a.brokers, "brokers", strings.Split(brokers, ","), "`host:port` of one broker or several, with commas; also RUNNEL_BROKERS")
-	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest time to wait for an answer, or for progress")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest `time` to wait for an answer, or for progress")
 	f.StringVar(&a.format, "format", "text", "output `text|json`")
 	f.Lookup("brokers").DefValue = defaultBrokers
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
