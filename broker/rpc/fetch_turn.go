@@ -338,6 +338,12 @@ func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err er
 			continue
 		case !f.opts.accepts(h.Compression), f.opts.maxRecords > 0 && !countable(h, got.next, s.stop):
 			return parts, got, nil
+		case s.lastSent.IsZero() && len(parts) == 0:
+			// A reader verifies what it gets, and may have come back to where it
+			// found damage: it is to hear whether that is in the log.
+			if err := record.VerifyPayload(*h, frame.Payload(b[from:])); err != nil {
+				return parts, got, corruptLog(s, max(h.BaseOffset, got.next), h.NextOffset(), err.Error())
+			}
 		}
 		got.records += countFrom(h, got.next, s.stop)
 		got.next = h.NextOffset()
