@@ -204,7 +204,7 @@ func TestProducer_absentAndEmptyDiffer(t *testing.T) {
 	})
 }
 
-// A full buffer, and a caller that waits for its record, end the linger.
+// A full buffer, and a caller that waits for its record, end the linger (PD-01).
 func TestProducer_lingerEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
@@ -236,7 +236,7 @@ func TestProducer_lingerEndsEarly(t *testing.T) {
 	})
 }
 
-// A batch that is too large for the broker is cut up, and each part once.
+// A batch that is too large for the broker is cut up, and each part once (PD-04).
 func TestProducer_splitsWhatIsTooLarge(t *testing.T) {
 	t.Run("the broker says its limit", func(t *testing.T) { testSplit(t, false) })
 	t.Run("the broker does not", func(t *testing.T) { testSplit(t, true) })
@@ -264,7 +264,7 @@ func testSplit(t *testing.T, mumble bool) {
 	})
 }
 
-// What can never be taken fails at once, alone, and is not tried again.
+// What can never be taken fails at once, alone, and is not tried again (PD-06).
 func TestProducer_permanentErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
