@@ -30,7 +30,7 @@ type fakeNode struct {
 
 	id   int
 	addr string
-	lis  *bufconn.Listener
+	lis  net.Listener
 	srv  *grpc.Server
 	// down makes connections to it be refused, blackhole, hang; cluster is the id
 	// that it gives. direct and proxied count produce requests and partitions to
@@ -64,7 +64,13 @@ func newFakeCluster(t *testing.T, nodes int, topics map[string]int) *fakeBroker 
 
 func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
 	t.Helper()
-	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: bufconn.Listen(1 << 20)}
+	t.Cleanup(f.startNode(addr, bufconn.Listen(1<<20), knows))
+}
+
+// startNode serves a node at lis, and returns what ends it. With knows it can
+// tell of the cluster.
+func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop func()) {
+	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: lis}
 	d.srv = grpc.NewServer(grpc.MaxRecvMsgSize(5<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	runnelv1.RegisterLogServiceServer(d.srv, d)
@@ -76,16 +82,16 @@ func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
 	f.nodes = append(f.nodes, d)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = d.srv.Serve(d.lis) })
-	t.Cleanup(func() {
+	return func() {
 		d.srv.Stop()
 		serving.Wait()
 		f.readers.Wait()
-	})
+	}
 }
 
 func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
 	f.mu.Lock()
-	var lis *bufconn.Listener
+	var lis net.Listener
 	hang := false
 	for _, d := range f.nodes {
 		if d.addr == addr && !d.down && !f.down {
@@ -100,7 +106,7 @@ func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if lis == nil {
 		return nil, errors.New("connection refused")
 	}
-	return lis.DialContext(ctx)
+	return lis.(*bufconn.Listener).DialContext(ctx)
 }
 
 // lead makes a node the leader of a partition. The caller holds mu, or uses

@@ -171,6 +171,25 @@ func (f *fakeBroker) DescribeTopics(_ context.Context, req *runnelv1.DescribeTop
 	return resp, nil
 }
 
+// CreateTopics implements runnelv1.AdminServiceServer.
+func (f *fakeBroker) CreateTopics(_ context.Context, req *runnelv1.CreateTopicsRequest) (*runnelv1.CreateTopicsResponse, error) {
+	resp := &runnelv1.CreateTopicsResponse{}
+	for _, t := range req.GetTopics() {
+		r := &runnelv1.CreateTopicResult{Name: t.GetName()}
+		f.mu.Lock()
+		exists := f.topics[t.GetName()] != nil
+		f.mu.Unlock()
+		if exists {
+			r.Error = item(runnelv1.ErrorReason_ERROR_REASON_TOPIC_EXISTS, codes.AlreadyExists)
+		} else {
+			f.create(t.GetName(), int(t.GetPartitions()))
+			r.Created, r.Applied = new(true), new(true)
+		}
+		resp.Results = append(resp.Results, r)
+	}
+	return resp, nil
+}
+
 func (f *fakeBroker) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsRequest) (*runnelv1.ListOffsetsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
