@@ -125,12 +125,12 @@ func ExampleProducer_ProduceSync() {
 		client.Record{Topic: "no such topic", Value: []byte("two")},
 	)
 	for _, r := range results {
-		fmt.Printf("%s: %v %s\n", r.Topic, r.Outcome(), client.Reason(r.Err))
+		fmt.Printf("%s: %v, reason %q\n", r.Topic, r.Outcome(), client.Reason(r.Err))
 	}
 	fmt.Println(errors.Is(err, client.ErrTopicNotFound), client.Retriable(err))
 	// Output:
-	// orders: acknowledged
-	// no such topic: failed TOPIC_NOT_FOUND
+	// orders: acknowledged, reason ""
+	// no such topic: failed, reason "TOPIC_NOT_FOUND"
 	// true false
 }
 
@@ -338,7 +338,9 @@ func ExampleWithHooks() {
 			}
 			retries += b.Retries
 		},
-		Proxied: func(addr string, why error) { log.Printf("the leader at %s is reached through another broker: %v", addr, why) },
+		Proxied: func(addr string, why error) {
+			log.Printf("the leader at %s is reached through another broker: %v", addr, why)
+		},
 	}))
 	if err != nil {
 		log.Fatal(err)

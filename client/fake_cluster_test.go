@@ -36,6 +36,7 @@ type fakeNode struct {
 	// that it gives. direct and proxied count produce requests and partitions to
 	// fetch. The fakeBroker's mu guards them.
 	down, blackhole bool
+	frozen          bool // it answers nothing
 	cluster         string
 	direct, proxied int
 }
@@ -149,8 +150,28 @@ func failure(it *runnelv1.ItemError) error {
 	return st.Err()
 }
 
+// stuck does not return while the node is frozen, but with ctx.
+func (d *fakeNode) stuck(ctx context.Context) error {
+	for {
+		d.mu.Lock()
+		changed, frozen := d.changed, d.frozen
+		d.mu.Unlock()
+		if !frozen {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // GetMetadata implements runnelv1.MetadataServiceServer.
-func (d *fakeNode) GetMetadata(_ context.Context, req *runnelv1.GetMetadataRequest) (*runnelv1.GetMetadataResponse, error) {
+func (d *fakeNode) GetMetadata(ctx context.Context, req *runnelv1.GetMetadataRequest) (*runnelv1.GetMetadataResponse, error) {
+	if err := d.stuck(ctx); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &runnelv1.GetMetadataResponse{ClusterId: d.cluster, Brokers: d.members(), Topics: d.metadata(req.GetTopics())}, nil
@@ -186,6 +207,9 @@ func (f *fakeBroker) metadata(names []string) (ms []*runnelv1.TopicMetadata) {
 // WatchMetadata implements runnelv1.MetadataServiceServer.
 func (d *fakeNode) WatchMetadata(req *runnelv1.WatchMetadataRequest, s grpc.ServerStreamingServer[runnelv1.WatchMetadataResponse]) error {
 	for {
+		if err := d.stuck(s.Context()); err != nil {
+			return err
+		}
 		d.mu.Lock()
 		changed := d.changed
 		m := &runnelv1.WatchMetadataResponse{ClusterId: d.cluster, Brokers: d.members(), Topics: d.metadata(req.GetTopics()), SnapshotComplete: true}

@@ -238,6 +238,9 @@ func (d *fakeNode) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest, r
 			}
 			continue
 		}
+		if err := d.stuck(s.Context()); err != nil {
+			return err
+		}
 		a := f.decide(req)
 		if a.wait > 0 {
 			select {
