@@ -46,6 +46,7 @@ type fakeBroker struct {
 	silent   int  // the fetch stream of this number sends nothing
 	changed  chan struct{}
 	maxBatch int
+	tooLarge int   // batches refused for that
 	mumble   bool  // refuses too large batches without saying its limit
 	sent     int64 // bytes of responses with records
 }
@@ -314,6 +315,7 @@ func (d *fakeNode) store(req *runnelv1.ProduceRequest) (*int64, bool, *runnelv1.
 		return nil, false, ierr
 	}
 	if f.maxBatch > 0 && b.FrameSize() > f.maxBatch {
+		f.tooLarge++
 		if f.mumble {
 			return nil, false, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)
 		}
