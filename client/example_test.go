@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 func exampleCluster() (brokers []string, stop func()) {
 	lis, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	f := emptyFake()
 	addr := lis.Addr().String()
@@ -33,13 +32,13 @@ func Example() {
 
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 
 	p, err := c.NewProducer()
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer p.Close(ctx)
 	results, err := p.ProduceSync(ctx,
@@ -47,21 +46,21 @@ func Example() {
 		client.Record{Topic: "orders", Key: []byte("bob"), Value: []byte("a pear")},
 	)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	fmt.Println("written up to offset", results[1].Offset)
 
 	r, err := c.NewReader()
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer r.Close()
 	if err := r.Assign(ctx, client.Assignment{Topic: "orders", Partition: client.AnyPartition, AtEnd: true}); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	for rec, err := range r.Records(ctx) {
 		if err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 		fmt.Printf("%s wants %s\n", rec.Key, rec.Value)
 	}
@@ -78,12 +77,12 @@ func ExampleProducer_Produce() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	p, err := c.NewProducer(client.Compress(client.Zstd, 0), client.DeliveryTimeout(30*time.Second))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	var acknowledged int // callbacks come one at a time
 	for i := range 1000 {
@@ -99,7 +98,7 @@ func ExampleProducer_Produce() {
 		})
 	}
 	if err := p.Close(ctx); err != nil { // sends what is left, and waits
-		log.Fatal(err)
+		panic(err)
 	}
 	fmt.Println(acknowledged, "acknowledged")
 	// Output: 1000 acknowledged
@@ -112,12 +111,12 @@ func ExampleProducer_ProduceSync() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	p, err := c.NewProducer()
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer p.Close(ctx)
 	results, err := p.ProduceSync(ctx,
@@ -141,17 +140,17 @@ func ExampleProducer_Flush() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	p, err := c.NewProducer(client.Linger(10 * time.Second)) // Flush does not linger
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer p.Close(ctx)
 	p.Produce(ctx, client.Record{Topic: "orders", Value: []byte("one")}, func(r client.Result) { fmt.Println("offset", r.Offset) })
 	if err := p.Flush(ctx); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	// Output: offset 0
 }
@@ -163,22 +162,22 @@ func ExampleReader_Records() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	writeOrders(c, 5)
 	r, err := c.NewReader()
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer r.Close()
 	if err := r.Assign(ctx, client.Assignment{Topic: "orders", Partition: client.AnyPartition, Start: client.BeforeEnd(2), AtEnd: true}); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	var kept []client.Record
 	for rec, err := range r.Records(ctx) {
 		if err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 		kept = append(kept, rec.Clone()) // rec itself is good until the next step
 	}
@@ -198,28 +197,28 @@ func ExampleReader_Poll() {
 	defer cancel()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	writeOrders(c, 3)
 	r, err := c.NewReader(client.Prefetch(16<<20), client.OnOutOfRange(client.ResetEarliest))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer r.Close()
 	if err := r.Assign(ctx, client.Assignment{Topic: "orders", Start: client.AtTime(time.Now().Add(-time.Hour))}); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	for {
 		b, err := r.Poll(ctx)
 		if err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 		for rec := range b.All() {
 			fmt.Printf("%s\n", rec.Value)
 		}
 		if err := b.Err(); err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 		if b.NextOffset() == b.HighWatermark() {
 			return // there is no more at present
@@ -238,28 +237,28 @@ func ExampleReader_Seek() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	writeOrders(c, 3)
 	r, err := c.NewReader()
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer r.Close()
 	if err := r.Assign(ctx, client.Assignment{Topic: "orders", AtEnd: true}); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	again := true
 	for rec, err := range r.Records(ctx) {
 		if err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 		fmt.Printf("%s\n", rec.Value)
 		if rec.Offset == 1 && again {
 			again = false
 			if err := r.Seek(ctx, "orders", 0, client.AtOffset(1)); err != nil {
-				log.Fatal(err)
+				panic(err)
 			}
 		}
 	}
@@ -276,12 +275,12 @@ func ExampleAdmin_DescribeTopics() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	topics, err := c.NewAdmin().DescribeTopics(ctx, []string{"orders", "no such topic"})
 	if err != nil {
-		log.Fatal(err) // of the call as a whole
+		panic(err) // of the call as a whole
 	}
 	for _, t := range topics {
 		if t.Err != nil {
@@ -301,7 +300,7 @@ func ExampleAdmin_CreateTopics() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	results, err := c.NewAdmin().CreateTopics(ctx, []client.NewTopic{
@@ -309,7 +308,7 @@ func ExampleAdmin_CreateTopics() {
 		{Name: "payments", Partitions: 8, Configs: map[string]string{"retention.ms": "86400000"}},
 	})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	for _, r := range results {
 		switch {
@@ -339,11 +338,11 @@ func ExampleWithHooks() {
 			retries += b.Retries
 		},
 		Proxied: func(addr string, why error) {
-			log.Printf("the leader at %s is reached through another broker: %v", addr, why)
+			fmt.Println("the leader at", addr, "is reached through another broker:", why)
 		},
 	}))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	writeOrders(c, 3)
@@ -359,7 +358,7 @@ func ExampleIntercept() {
 	ctx := context.Background()
 	c, err := client.New(brokers)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	p, err := c.NewProducer(client.Intercept(func(_ context.Context, r *client.Record) func(client.Result) {
@@ -368,11 +367,11 @@ func ExampleIntercept() {
 		return func(client.Result) { _ = time.Since(begun) }
 	}))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer p.Close(ctx)
 	if _, err := p.ProduceSync(ctx, client.Record{Topic: "orders", Value: []byte("one")}); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	// Output:
 }
@@ -381,12 +380,12 @@ func writeOrders(c *client.Client, n int) {
 	ctx := context.Background()
 	p, err := c.NewProducer()
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer p.Close(ctx)
 	for i := range n {
 		if _, err := p.ProduceSync(ctx, client.Record{Topic: "orders", Value: fmt.Append(nil, "order ", i)}); err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 	}
 }

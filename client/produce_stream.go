@@ -234,8 +234,7 @@ func (s *produceStream) keepAlive(now, sent time.Time) bool {
 		s.cancel(errStreamSilent)
 		return false
 	}
-	switch due := s.due(now); {
-	case due >= doubtAfter:
+	if due := s.due(now); due >= doubtAfter {
 		s.p.c.cluster.doubt()
 		if s.p.o.idempotent && due >= retryAckTimeout+lateAnswer {
 			s.cancel(errNoAnswer)
