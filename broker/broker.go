@@ -208,8 +208,11 @@ func (b *Broker) security() (s security, err error) {
 		s.internalPort, s.dial = server, client
 	}
 	if c.ClientTLS {
-		// Clients need no certificate of ours.
-		s.clientPort, _, err = rpcserver.LoadTLS(c.CertFile, c.KeyFile, "")
+		// Clients need no certificate of ours. One that shows one is who it says.
+		s.clientPort, _, err = rpcserver.LoadTLS(c.CertFile, c.KeyFile, c.CAFile)
+		if s.clientPort != nil && c.CAFile != "" {
+			s.clientPort.ClientAuth = tls.VerifyClientCertIfGiven
+		}
 	}
 	return s, err
 }

@@ -34,6 +34,8 @@ type Config struct {
 
 	Producers ProducersConfig `yaml:"producers" envPrefix:"PRODUCERS_"`
 
+	Group GroupConfig `yaml:"group" envPrefix:"GROUP_"`
+
 	Streams  StreamsConfig  `yaml:"streams" envPrefix:"STREAMS_"`
 	Shutdown ShutdownConfig `yaml:"shutdown" envPrefix:"SHUTDOWN_"`
 	Logging  LoggingConfig  `yaml:"logging" envPrefix:"LOGGING_"`
@@ -103,6 +105,25 @@ type StorageConfig struct {
 	// Flushers is how many partitions with flush=sync are made durable at a
 	// time. Default: 16.
 	Flushers int `yaml:"flushers" env:"FLUSHERS"`
+
+	Cleaner CleanerConfig `yaml:"cleaner" envPrefix:"CLEANER_"`
+}
+
+// CleanerConfig tunes the compaction of topics with cleanup.policy=compact.
+type CleanerConfig struct {
+	// Threads is how many partitions are compacted at a time (Kafka's
+	// log.cleaner.threads). Default: 1.
+	Threads int `yaml:"threads" env:"THREADS"`
+	// DedupeBufferBytes is what the maps of keys may take, together: 27 bytes a
+	// key (log.cleaner.dedupe.buffer.size). A partition with more keys takes
+	// several passes. Default: 64MiB.
+	DedupeBufferBytes config.ByteSize `yaml:"dedupe_buffer_bytes" env:"DEDUPE_BUFFER_BYTES"`
+	// MaxBytesPerSecond bounds what compaction reads and writes
+	// (log.cleaner.io.max.bytes.per.second). 0B: no bound. Default: 0B.
+	MaxBytesPerSecond config.ByteSize `yaml:"max_bytes_per_second" env:"MAX_BYTES_PER_SECOND"`
+	// Backoff is how long a cleaner waits when nothing is to be compacted, and
+	// before it tries again what failed (log.cleaner.backoff.ms). Default: 15s.
+	Backoff config.Duration `yaml:"backoff" env:"BACKOFF"`
 }
 
 // ReplicationConfig tunes the copying between brokers.
@@ -184,9 +205,11 @@ func DefaultConfig() Config {
 			MaintenanceInterval: config.Duration(10 * time.Second),
 			TrustPageCache:      true,
 			Flushers:            16,
+			Cleaner:             CleanerConfig{Threads: 1, DedupeBufferBytes: 64 * config.MiB, Backoff: config.Duration(15 * time.Second)},
 		},
 		Replication: ReplicationConfig{LagTimeMax: config.Duration(10 * time.Second), Streams: 1},
 		Producers:   ProducersConfig{Expiry: config.Duration(producer.DefaultExpiryMs * time.Millisecond), MaxPerPartition: producer.DefaultMax},
+		Group:       defaultGroupConfig(),
 		Streams: StreamsConfig{
 			MaxAge:             config.Duration(30 * time.Minute),
 			GoawayGrace:        config.Duration(10 * time.Second),
@@ -219,12 +242,17 @@ func (c Config) Validate() error {
 	v.duration("storage.checkpoint_interval", c.Storage.CheckpointInterval, 100*time.Millisecond, time.Hour)
 	v.duration("storage.maintenance_interval", c.Storage.MaintenanceInterval, 10*time.Millisecond, time.Hour)
 	v.number("storage.flushers", int64(c.Storage.Flushers), 1, 1024)
+	v.number("storage.cleaner.threads", int64(c.Storage.Cleaner.Threads), 1, 64)
+	v.number("storage.cleaner.dedupe_buffer_bytes", int64(c.Storage.Cleaner.DedupeBufferBytes), int64(64*config.KiB), int64(config.TiB))
+	v.number("storage.cleaner.max_bytes_per_second", int64(c.Storage.Cleaner.MaxBytesPerSecond), 0, int64(config.TiB))
+	v.duration("storage.cleaner.backoff", c.Storage.Cleaner.Backoff, 10*time.Millisecond, time.Hour)
 	v.number("storage.reserve_bytes", int64(c.Storage.ReserveBytes), 0, int64(100*config.TiB))
 	v.duration("replication.lag_time_max", c.Replication.LagTimeMax, 500*time.Millisecond, time.Hour)
 	v.number("replication.streams", int64(c.Replication.Streams), 1, 64)
 	v.number("replication.catch_up_rate", int64(c.Replication.CatchUpRate), 0, int64(config.TiB))
 	v.duration("producers.expiry", c.Producers.Expiry, time.Minute, 10*365*24*time.Hour)
 	v.number("producers.max_per_partition", int64(c.Producers.MaxPerPartition), 10, 1e6)
+	c.Group.validate(&v)
 	if c.Streams.MaxAge != 0 {
 		v.duration("streams.max_age", c.Streams.MaxAge, time.Second, 30*24*time.Hour)
 	}

@@ -315,7 +315,7 @@ func ExampleAdmin_CreateTopics() {
 		case errors.Is(r.Err, client.ErrTopicExists):
 			fmt.Println(r.Name, "was there")
 		case r.Err != nil:
-			log.Fatal(r.Err)
+			panic(r.Err)
 		default:
 			fmt.Println(r.Name, "created")
 		}

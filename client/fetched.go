@@ -3,10 +3,14 @@ package client
 import (
 	"fmt"
 	"iter"
+	"strconv"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
+	"google.golang.org/grpc/codes"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -29,7 +33,8 @@ type Batch struct {
 	next int64
 
 	frames  [][]byte
-	frame   int // index of the next one
+	frame   int   // index of the next one
+	until   int64 // the offset after the present one
 	it      record.Iterator
 	epoch   int64
 	rec     Record
@@ -75,7 +80,7 @@ func (b *Batch) Next() bool {
 			return true
 		}
 		if err := b.it.Err(); err != nil {
-			b.damaged(err)
+			b.damaged(b.until, err)
 			return false
 		}
 		if b.frame == len(b.frames) {
@@ -103,7 +108,10 @@ func (b *Batch) All() iter.Seq[Record] {
 }
 
 // Err returns why Next ended early: the bytes are not what was stored. The
-// partition is not read on.
+// partition is not read on. The error is both [ErrCorruptData] and an [Error]
+// that is [ErrLogCorrupt], whose Metadata say at which offset, and where sound
+// records go on (nextOffset). A broker does not look into what it sends: one that
+// is asked for the same place again, with [Reader.Seek], does.
 func (b *Batch) Err() error {
 	if b.bad == nil {
 		return nil
@@ -111,23 +119,48 @@ func (b *Batch) Err() error {
 	return &PartitionError{Topic: b.a.topic, Partition: b.a.partition, Err: b.bad}
 }
 
-func (b *Batch) damaged(err error) {
-	b.bad = fmt.Errorf("%w after offset %d: %w", ErrCorruptData, b.pos.Load()-1, err)
+// damaged ends the batch: what comes before the offset next cannot be used.
+func (b *Batch) damaged(next int64, err error) {
+	at := max(b.pos.Load(), b.from)
+	e := localError(runnelv1.ErrorReason_ERROR_REASON_LOG_CORRUPT,
+		"offset %d: %v; seek there again to have the broker look at what it has stored, or to %d to go on without", at, err, next)
+	e.Code = codes.DataLoss
+	e.Metadata = map[string]string{
+		"topic": b.a.topic, "partition": strconv.FormatInt(int64(b.a.partition), 10),
+		"offset": strconv.FormatInt(at, 10), "nextOffset": strconv.FormatInt(next, 10),
+	}
+	b.bad = fmt.Errorf("%w: %w", ErrCorruptData, e)
+}
+
+// following returns where to go on behind a frame whose header cannot be
+// believed: at the next sound one, else behind the batch.
+func (b *Batch) following() int64 {
+	for _, frame := range b.frames[b.frame+1:] {
+		if f, v := record.ParseFrame(frame, int64(len(frame)), record.MaxFrameSize); v == record.OK {
+			return int64(f.Header.BaseOffset)
+		}
+	}
+	return b.next
 }
 
 // open begins with the records of another frame, after verifying it.
 func (b *Batch) open(frame []byte) {
 	f, v := record.CheckFrame(frame, record.MaxFrameSize)
 	if v != record.OK {
-		b.damaged(fmt.Errorf("a batch is %v", v))
+		next := b.following()
+		if v == record.CorruptPayload {
+			next = int64(f.Header.NextOffset())
+		}
+		b.damaged(next, fmt.Errorf("a batch is %v", v))
 		return
 	}
 	h, payload := f.Header, f.Payload(frame)
+	b.until = int64(h.NextOffset())
 	b.epoch = int64(h.LeaderEpoch)
 	if h.Compression != record.CompressionNone {
 		set, err := b.r.codec.Decompress(b.r.scratch(4*len(payload)), h.Compression, payload, record.DefaultMaxDecompressedBytes)
 		if err != nil {
-			b.damaged(err)
+			b.damaged(b.until, err)
 			return
 		}
 		b.sets = append(b.sets, set)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -141,11 +142,19 @@ func TestReader_damage(t *testing.T) {
 			got = append(got, rec.Clone())
 		}
 		wantRun(t, got, 0, 0, 3000)
-		if !errors.Is(failed, client.ErrCorruptData) {
+		if !errors.Is(failed, client.ErrCorruptData) || !errors.Is(failed, client.ErrLogCorrupt) {
 			t.Errorf("error %v", failed)
+		}
+		want := map[string]string{"topic": "t", "partition": "0", "offset": "3000", "nextOffset": "4000"}
+		if e, ok := errors.AsType[*client.Error](failed); !ok || !maps.Equal(e.Metadata, want) || client.Retriable(failed) {
+			t.Errorf("%v, facts %v, want %v", failed, e, want)
 		}
 		if pos, _ := r.Position("t", 0); pos != 3000 {
 			t.Errorf("position %d, want 3000", pos)
+		}
+		// Nothing keeps the program from going on behind it.
+		if err := r.Seek(t.Context(), "t", 0, client.AtOffset(4000)); err != nil {
+			t.Error(err)
 		}
 	})
 }

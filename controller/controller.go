@@ -150,7 +150,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	// The store closes last: a tenure is resigned in it.
 	defer func() { err = errors.Join(err, kv.close()) }()
 	s := store.New(kv.KV, c.cfg.Cluster.Name)
-	id, err := s.ClusterID(ctx, uuid.New(), c.deps.Bootstrap || c.deps.Dev)
+	id, err := c.clusterID(ctx, s)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -164,6 +164,23 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	close(c.bound)
 	c.deps.Log.Info().Str("address", c.addr).Stringer("cluster", id).Msg("controller started")
 	return c.run(ctx, s, kv, lis, admin)
+}
+
+// storePatience is how long the store may be silent at the start before that is told.
+const storePatience = 2 * time.Second
+
+// clusterID asks the store for the cluster's id until it answers: it may be about to be started. Why it does not is in the log.
+func (c *Controller) clusterID(ctx context.Context, s *store.Store) (uuid.UUID, error) {
+	for {
+		try, cancel := context.WithTimeout(ctx, storePatience)
+		id, err := s.ClusterID(try, uuid.New(), c.deps.Bootstrap || c.deps.Dev)
+		silent := try.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !silent {
+			return id, err
+		}
+		c.deps.Log.Warn().Err(err).Strs("endpoints", c.cfg.Etcd.Endpoints).Msg("the metadata store does not answer; trying again")
+	}
 }
 
 func (c *Controller) run(ctx context.Context, s *store.Store, kv openedKV, lis, admin net.Listener) error {

@@ -143,7 +143,7 @@ func TestConfigs_have_one_validator(t *testing.T) {
 			{"max.message.bytes", "0"},
 			{"flush", "never"},
 			{"flush", ""},
-			{"cleanup.policy", "compact"},
+			{"cleanup.policy", "compress"},
 			{"min.insync.replicas", "0"},
 			{"min.insync.replicas", "3"},
 			{"min.insync.replicas", "-1"},

@@ -99,7 +99,9 @@ func (c *core) answered(subscription int64, a SubscribeAnswer, log history) (cha
 		return change{}, fmt.Errorf("%w: unknown answer %d", ErrNotSubscribed, a.Kind)
 	}
 	do.keep = c.explained(log.EpochAt(c.own.written - 1))
-	if max(do.to, c.logStart) < c.hw {
+	// What compaction explains goes to come again: that leader's high watermark
+	// is beyond this log.
+	if max(do.to, c.logStart) < c.hw && c.own.written >= a.PurgedTo {
 		if !do.keep {
 			c.follow.diverged = fmt.Errorf("%w: broker %d in leader epoch %d asks to cut to offset %d, and all below %d is committed",
 				ErrDiverged, c.follow.leader, c.epoch, do.to, c.hw)

@@ -21,6 +21,10 @@ type follower struct {
 	acked bool
 	progress
 	logStart record.Offset
+	// purged is the log's PurgedTo as of which nothing this follower has was
+	// deleted unseen. fresh: it began without any records.
+	purged record.Offset
+	fresh  bool
 
 	// accepted is when its subscribe was answered, confirmed the sending of the
 	// newest thing it has answered; links have newer ones.
@@ -42,6 +46,7 @@ type history interface {
 	End() record.Offset
 	EpochAt(record.Offset) record.Epoch
 	EpochEnd(record.Epoch) (record.Epoch, record.Offset)
+	PurgedTo() record.Offset
 }
 
 // current says whether what a follower acknowledged is of the broker that is
@@ -90,6 +95,7 @@ func (c *core) subscribe(s FollowerSubscribe, log history, now time.Time) (Subsc
 	c.followers[s.Follower] = f
 	if a.Kind == Accepted {
 		f.subscribed = true
+		f.purged, f.fresh = log.PurgedTo(), s.NextOffset == log.Start()
 		a.HighWatermark = c.hw
 	}
 	return a, nil
@@ -117,6 +123,13 @@ func judge(s FollowerSubscribe, log history) SubscribeAnswer {
 		epoch, end = log.EpochEnd(at)
 		return SubscribeAnswer{Kind: Diverging, Epoch: epoch, End: end}
 	}
+	if purged := log.PurgedTo(); s.NextOffset > start && s.NextOffset < purged {
+		// Keys may have been deleted, and the tombstones gone, that it has and
+		// would bring back.
+		a := reset(log, start)
+		a.PurgedTo = purged
+		return a
+	}
 	return SubscribeAnswer{Kind: Accepted, LogStart: start}
 }
 
@@ -134,6 +147,21 @@ func (c *core) subscription(id metadata.BrokerID, subscription int64) *follower 
 		return f
 	}
 	return nil
+}
+
+// missed says whether a follower that is to go on at from may have missed
+// tombstones that are gone. One that began with an empty log cannot have missed
+// those that went before it could see what they delete: each stays for retention
+// after that is gone. Half of it is counted, since a pass takes its time.
+func (f *follower) missed(from, purged record.Offset, retention time.Duration, now time.Time) bool {
+	if purged <= f.purged || from >= purged {
+		return false
+	}
+	if f.fresh && now.Sub(f.accepted) < retention/2 {
+		f.purged = purged
+		return false
+	}
+	return true
 }
 
 // ack takes what a follower has. It reports whether the ack was of the standing

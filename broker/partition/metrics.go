@@ -17,6 +17,8 @@ type counters struct {
 
 	shrinks, expands, divergence, belowHW prometheus.Counter
 	duplicates, outOfOrder, stateLost     prometheus.Counter
+
+	clean cleanCounters
 }
 
 func newCounters(reg prometheus.Registerer) *counters {
@@ -25,6 +27,7 @@ func newCounters(reg prometheus.Registerer) *counters {
 		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	return &counters{
+		clean: newCleanCounters(auto),
 		flush: auto.NewHistogram(prometheus.HistogramOpts{
 			Name: "log_flush_duration_seconds", Help: "Time it took to make appended records durable before they counted.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10),
@@ -59,7 +62,7 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 		return prometheus.NewDesc(name, help, []string{"topic", "partition"}, nil)
 	}
 	sum := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
-	reg.MustRegister(&collector{
+	reg.MustRegister(newCleanCollector(s), &collector{
 		set:           s,
 		logStart:      one("partition_log_start_offset", "First offset there is; of partitions this broker leads."),
 		highWatermark: one("partition_high_watermark", "First offset not committed; of partitions this broker leads."),

@@ -236,8 +236,8 @@ func (c *modelController) connect(b *modelBroker) {
 func (c *modelController) minISR(n int) {
 	c.part.MinISR = n
 	c.part.PartitionEpoch++
-	if !c.w.mut.keepELR {
-		c.part.ELR = nil
+	if len(c.part.ISR) >= n && !c.w.mut.keepELR {
+		c.part.ELR = nil // else the high watermark stands still as before
 	}
 	c.w.trace("MIN ISR %d, elr %v", n, c.part.ELR)
 	c.changed()

@@ -29,6 +29,8 @@ type modelLog struct {
 	epochs  []modelEpoch
 }
 
+func (l *modelLog) PurgedTo() record.Offset { return 0 }
+
 func (l *modelLog) Start() record.Offset { return l.start }
 func (l *modelLog) End() record.Offset   { return l.base + record.Offset(len(l.records)) }
 

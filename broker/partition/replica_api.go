@@ -47,7 +47,7 @@ const (
 	// Diverging: cut at Epoch and End, and subscribe again.
 	Diverging
 	// Reset: begin anew at LogStart. Epoch, if HasEpoch, is that of the record
-	// before it.
+	// before it. PurgedTo is set when it is because tombstones are gone.
 	Reset
 	// Refused: not here, or not in this epoch. LeaderEpoch and Reason are set.
 	Refused
@@ -61,6 +61,7 @@ type SubscribeAnswer struct {
 	LogStart      record.Offset
 	Epoch         record.Epoch
 	HasEpoch      bool
+	PurgedTo      record.Offset
 	End           record.Offset
 	LeaderEpoch   record.Epoch
 	Reason        string

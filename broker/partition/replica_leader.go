@@ -81,6 +81,12 @@ func (p *Partition) ReadReplica(dst []byte, follower metadata.BrokerID, subscrip
 	if f = p.core.subscription(follower, subscription); f == nil {
 		return ReplicaRead{}, fmt.Errorf("%s: %w", p, ErrNotSubscribed)
 	}
+	// After the read: what compaction removes it says before.
+	if f.missed(from, p.log.PurgedTo(), p.log.Config().DeleteRetention, time.Now()) {
+		p.core.gone(follower, subscription, time.Now())
+		delete(p.subs, follower)
+		return ReplicaRead{}, fmt.Errorf("%s: %w: keys may have been deleted since offset %d", p, ErrNotSubscribed, from)
+	}
 	p.core.sentTo(f, r.Next, time.Now())
 	r.HighWatermark, r.LogStart = p.core.hw, p.core.logStart
 	return r, nil

@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -143,6 +144,12 @@ func logConfig(t *metadata.Topic, mp *metadata.Partition) commitlog.Config {
 	if c.RetentionTime == 0 {
 		c.RetentionTime = time.Millisecond
 	}
+	if !t.Config.Delete {
+		c.RetentionBytes, c.RetentionTime = -1, -1
+	}
+	c.Compact, c.DeleteRetention = t.Config.Compact, max(t.Config.DeleteRetention, time.Millisecond)
+	c.MinDirtyRatio = max(t.Config.MinCleanableRatio, math.SmallestNonzeroFloat64)
+	c.MinCompactionLag, c.MaxCompactionLag = t.Config.MinCompactionLag, t.Config.MaxCompactionLag
 	if mp.Sync {
 		c.Flush = commitlog.FlushSync
 	}

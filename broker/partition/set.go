@@ -38,6 +38,8 @@ type Config struct {
 	// ReplicaLagMax is for how long a member of the ISR may lack a record.
 	// Default 10 s.
 	ReplicaLagMax time.Duration
+	// Cleaner tunes compaction.
+	Cleaner CleanerConfig
 }
 
 // A Session is whom the Set tells how far it has come; metadata.Session.
@@ -65,6 +67,7 @@ type Set struct {
 	deps  Deps
 	host  host
 	queue *flushQueue
+	clean *cleaner
 	inbox inbox
 	watch followWatch
 	// proposals counts those that were ever made: their numbers.
@@ -109,6 +112,7 @@ func NewSet(cfg Config, deps Deps) *Set {
 		flush: s.queue.push, control: deps.Session, number: func() uint64 { return s.proposals.Add(1) },
 		lagMax: cfg.ReplicaLagMax, metrics: newCounters(deps.Metrics), log: deps.Log,
 	}
+	s.clean = newCleaner(cfg.Cleaner, s)
 	deps.Session.Handle(&s.inbox)
 	newMetrics(s, deps.Metrics)
 	return s
@@ -183,6 +187,12 @@ func (s *Set) Run(ctx context.Context) error {
 	for range s.cfg.Flushers {
 		g.Go(func() error {
 			s.queue.work(ctx)
+			return nil
+		})
+	}
+	for range s.clean.cfg.Threads {
+		g.Go(func() error {
+			s.clean.work(ctx)
 			return nil
 		})
 	}

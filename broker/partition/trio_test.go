@@ -27,6 +27,8 @@ type trio struct {
 	part  *controllerv1.PartitionRecord
 	rev   int64
 	nodes []*trioNode // by id, from 1
+	// configs are the topic's.
+	configs map[string]string
 }
 
 type trioNode struct {
@@ -103,6 +105,7 @@ func (r *trio) objects() []*controllerv1.MetadataObject {
 	out := []*controllerv1.MetadataObject{
 		{Object: &controllerv1.MetadataObject_Topic{Topic: &controllerv1.TopicRecord{
 			TopicId: r.topic.String(), Name: "orders", Phase: controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE, Partitions: 1, ReplicationFactor: 3,
+			Configs: r.configs,
 		}}},
 		{Object: &controllerv1.MetadataObject_Partition{Partition: r.part}},
 	}
@@ -280,6 +283,22 @@ func (n *trioNode) count(t *testing.T, name string) float64 {
 	for _, f := range families {
 		if f.GetName() == name {
 			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// gauge returns the value of a broker's gauge.
+func (n *trioNode) gauge(t *testing.T, name string) float64 {
+	t.Helper()
+	families, err := n.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue()
 		}
 	}
 	t.Fatalf("no metric %s", name)

@@ -10,6 +10,7 @@ import (
 
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
 // A Server is the leaders' end: it serves followers. It needs a server whose
@@ -57,6 +58,9 @@ func (s *Server) Replicate(ss grpc.BidiStreamingServer[replicav1.ReplicateReques
 	open := first.GetOpen()
 	if open == nil {
 		return fmt.Errorf("%w: the first message is %T, not open", ErrProtocol, first.GetEvent())
+	}
+	if err := rpcserver.CheckBroker(ss.Context(), open.GetBrokerId()); err != nil {
+		return err
 	}
 	if err := s.admit(ss.Context(), open); err != nil {
 		return err

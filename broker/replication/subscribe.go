@@ -140,7 +140,7 @@ func subscribed(number int64, a partition.SubscribeAnswer) *replicav1.Subscribed
 	case partition.Diverging:
 		m.Answer = &replicav1.Subscribed_Diverging{Diverging: &replicav1.Diverging{Epoch: int64(a.Epoch), EndOffset: int64(a.End)}}
 	case partition.Reset:
-		r := &replicav1.Reset{LogStartOffset: int64(a.LogStart)}
+		r := &replicav1.Reset{LogStartOffset: int64(a.LogStart), PurgedToOffset: int64(a.PurgedTo)}
 		if a.HasEpoch {
 			e := int64(a.Epoch)
 			r.Epoch = &e
@@ -165,6 +165,7 @@ func answered(m *replicav1.Subscribed) partition.SubscribeAnswer {
 		return partition.SubscribeAnswer{
 			Kind: partition.Reset, LogStart: record.Offset(a.Reset_.GetLogStartOffset()),
 			Epoch: record.Epoch(a.Reset_.GetEpoch()), HasEpoch: a.Reset_.Epoch != nil,
+			PurgedTo: record.Offset(a.Reset_.GetPurgedToOffset()),
 		}
 	case *replicav1.Subscribed_Refused:
 		return partition.SubscribeAnswer{Kind: partition.Refused, LeaderEpoch: record.Epoch(a.Refused.GetLeaderEpoch()), Reason: a.Refused.GetReason()}

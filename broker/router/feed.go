@@ -27,6 +27,8 @@ type FeedOptions struct {
 	Progress time.Duration
 	// Ahead is how many bytes each leader may send ahead of the reader.
 	Ahead int64
+	// Principal is who reads, "" for somebody nothing is known of.
+	Principal string
 }
 
 // A Feed reads for one client stream from partitions that other brokers lead,

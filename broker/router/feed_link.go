@@ -200,7 +200,7 @@ func (l *feedLink) send(stream grpc.ClientStream) error {
 		l.mu.Unlock()
 		if len(req.GetRemove())+len(req.GetPartitions()) > 0 || req.GetCreditBytes() > 0 {
 			options = nil
-			if err := stream.SendMsg(&replicav1.ForwardFetchRequest{Request: req}); err != nil {
+			if err := stream.SendMsg(&replicav1.ForwardFetchRequest{Request: req, Principal: l.feed.opts.Principal}); err != nil {
 				return err
 			}
 			continue

@@ -257,7 +257,7 @@ func (p *Pipeline) hand(w *Write, now time.Time) *wire.ForwardProduce {
 	w.state = writeHanded
 	req := &wire.ForwardProduce{
 		TopicID: p.id, Partition: p.n, LeaderEpoch: int64(w.at.epoch), Pipeline: p.name, PipelineNumber: w.number,
-		Acks: w.Acks, Timeout: w.Deadline.Sub(now), Batch: w.data.Slice(w.Start, w.End),
+		Acks: w.Acks, Timeout: w.Deadline.Sub(now), Principal: p.stream.principal, Batch: w.data.Slice(w.Start, w.End),
 	}
 	p.mu.Unlock()
 	p.r.forwarded.WithLabelValues("produce").Inc()

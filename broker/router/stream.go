@@ -20,6 +20,8 @@ type Local interface {
 type Stream struct {
 	r     *Router
 	local Local
+	// principal is who writes.
+	principal string
 	// room receives when there may be room again.
 	room chan struct{}
 
@@ -37,9 +39,10 @@ type pipelineKey struct {
 	n     int32
 }
 
-// NewStream returns the account of a client stream.
-func (r *Router) NewStream(local Local) *Stream {
-	return &Stream{r: r, local: local, room: make(chan struct{}, 1), pipelines: map[pipelineKey]*Pipeline{}}
+// NewStream returns the account of a client stream. principal is who writes, ""
+// for somebody nothing is known of.
+func (r *Router) NewStream(local Local, principal string) *Stream {
+	return &Stream{r: r, local: local, principal: principal, room: make(chan struct{}, 1), pipelines: map[pipelineKey]*Pipeline{}}
 }
 
 // Pipeline returns the way to one partition, in order.

@@ -13,6 +13,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
 // placeVersion begins the page tokens of ListPartitions: the last partition's
@@ -148,7 +149,7 @@ func matches(p *metadata.Partition, filters []runnelv1.PartitionFilter) bool {
 func (s *AdminService) RecoverPartition(ctx context.Context, req *runnelv1.RecoverPartitionRequest) (*runnelv1.RecoverPartitionResponse, error) {
 	return change(ctx, s, req.GetTimeout(),
 		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.RecoverPartitionResponse, error) {
-			resp, err := c.RecoverPartition(ctx, &controllerv1.RecoverPartitionRequest{Request: req}, opt)
+			resp, err := c.RecoverPartition(ctx, &controllerv1.RecoverPartitionRequest{Request: req, Principal: rpcserver.Principal(ctx)}, opt)
 			return resp.GetResponse(), err
 		})
 }
@@ -157,7 +158,7 @@ func (s *AdminService) RecoverPartition(ctx context.Context, req *runnelv1.Recov
 func (s *AdminService) FenceBroker(ctx context.Context, req *runnelv1.FenceBrokerRequest) (*runnelv1.FenceBrokerResponse, error) {
 	return change(ctx, s, req.GetTimeout(),
 		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.FenceBrokerResponse, error) {
-			resp, err := c.FenceBroker(ctx, &controllerv1.FenceBrokerRequest{Request: req}, opt)
+			resp, err := c.FenceBroker(ctx, &controllerv1.FenceBrokerRequest{Request: req, Principal: rpcserver.Principal(ctx)}, opt)
 			return resp.GetResponse(), err
 		})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
 
@@ -89,7 +90,7 @@ func (s *AdminService) CreateTopics(ctx context.Context, req *runnelv1.CreateTop
 	results, err := changeEach(ctx, s, req.GetTimeout(), req.GetTopics(),
 		func(ctx context.Context, c controllerv1.ControllerServiceClient, topics []*runnelv1.NewTopic, opt grpc.CallOption) ([]*runnelv1.CreateTopicResult, error) {
 			part := &runnelv1.CreateTopicsRequest{Topics: topics, ValidateOnly: req.GetValidateOnly(), Timeout: req.GetTimeout()}
-			resp, err := c.CreateTopics(ctx, &controllerv1.CreateTopicsRequest{Request: part}, opt)
+			resp, err := c.CreateTopics(ctx, &controllerv1.CreateTopicsRequest{Request: part, Principal: rpcserver.Principal(ctx)}, opt)
 			return resp.GetResponse().GetResults(), err
 		},
 		func(t *runnelv1.NewTopic, err *runnelv1.ItemError) *runnelv1.CreateTopicResult {
@@ -109,7 +110,7 @@ func (s *AdminService) DeleteTopics(ctx context.Context, req *runnelv1.DeleteTop
 	results, err := changeEach(ctx, s, req.GetTimeout(), req.GetTopics(),
 		func(ctx context.Context, c controllerv1.ControllerServiceClient, topics []*runnelv1.TopicRef, opt grpc.CallOption) ([]*runnelv1.DeleteTopicResult, error) {
 			part := &runnelv1.DeleteTopicsRequest{Topics: topics, ValidateOnly: req.GetValidateOnly(), Timeout: req.GetTimeout()}
-			resp, err := c.DeleteTopics(ctx, &controllerv1.DeleteTopicsRequest{Request: part}, opt)
+			resp, err := c.DeleteTopics(ctx, &controllerv1.DeleteTopicsRequest{Request: part, Principal: rpcserver.Principal(ctx)}, opt)
 			return resp.GetResponse().GetResults(), err
 		},
 		func(t *runnelv1.TopicRef, err *runnelv1.ItemError) *runnelv1.DeleteTopicResult {
@@ -125,7 +126,7 @@ func (s *AdminService) DeleteTopics(ctx context.Context, req *runnelv1.DeleteTop
 func (s *AdminService) AlterTopicConfigs(ctx context.Context, req *runnelv1.AlterTopicConfigsRequest) (*runnelv1.AlterTopicConfigsResponse, error) {
 	return change(ctx, s, req.GetTimeout(),
 		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.AlterTopicConfigsResponse, error) {
-			resp, err := c.AlterTopicConfigs(ctx, &controllerv1.AlterTopicConfigsRequest{Request: req}, opt)
+			resp, err := c.AlterTopicConfigs(ctx, &controllerv1.AlterTopicConfigsRequest{Request: req, Principal: rpcserver.Principal(ctx)}, opt)
 			return resp.GetResponse(), err
 		})
 }
@@ -134,7 +135,7 @@ func (s *AdminService) AlterTopicConfigs(ctx context.Context, req *runnelv1.Alte
 func (s *AdminService) AddPartitions(ctx context.Context, req *runnelv1.AddPartitionsRequest) (*runnelv1.AddPartitionsResponse, error) {
 	return change(ctx, s, req.GetTimeout(),
 		func(ctx context.Context, c controllerv1.ControllerServiceClient, opt grpc.CallOption) (*runnelv1.AddPartitionsResponse, error) {
-			resp, err := c.AddPartitions(ctx, &controllerv1.AddPartitionsRequest{Request: req}, opt)
+			resp, err := c.AddPartitions(ctx, &controllerv1.AddPartitionsRequest{Request: req, Principal: rpcserver.Principal(ctx)}, opt)
 			return resp.GetResponse(), err
 		})
 }

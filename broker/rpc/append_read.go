@@ -14,7 +14,7 @@ import (
 
 // appendOne is Produce for the one request in msg, which it frees.
 func (s *LogService) appendOne(ctx context.Context, msg *wire.Message) (*wire.ProduceResponse, error) {
-	p := s.newProducer()
+	p := s.newProducer(ctx)
 	defer p.leave()
 	defer p.calls.abandonAll()
 	c := p.calls.admit(p)

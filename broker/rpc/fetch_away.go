@@ -12,6 +12,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
 // leastAhead is how many bytes each leader may send ahead of a reader, at least.
@@ -102,7 +103,7 @@ func (f *fetcher) openAway(s *fetchSub, t *metadata.Topic, at *router.Place) err
 	}
 	if f.feed == nil {
 		f.feed = f.svc.opts.Router.OpenFeed(router.FeedOptions{
-			Follow: f.opts.follow, Uncommitted: !f.opts.committed, Progress: f.opts.progress,
+			Follow: f.opts.follow, Uncommitted: !f.opts.committed, Progress: f.opts.progress, Principal: rpcserver.Principal(f.ss.Context()),
 			Ahead: max(leastAhead, int64(f.opts.minResponse)+firstResponse),
 		})
 	}

@@ -205,7 +205,7 @@ func (f *fetcher) openBatch(s *fetchSub, c *fetchCursor, w recordWriter, got *fe
 		return false, corruptLog(s, got.next, got.next, verdict.String())
 	}
 	h := &c.frame.Header
-	if h.Control || h.NextOffset() <= got.next {
+	if h.Control || h.RecordCount == 0 || h.NextOffset() <= got.next {
 		got.next = max(got.next, h.NextOffset())
 		c.pos += c.frame.Size
 		return true, nil
@@ -328,7 +328,7 @@ type batchWriter struct {
 }
 
 func (w *batchWriter) frame(f *record.Frame, b []byte, got *fetched) (bool, error) {
-	if !w.f.opts.accepts(f.Header.Compression) {
+	if !w.f.opts.accepts(f.Header.Compression) || (w.f.opts.maxRecords > 0 && !countable(&f.Header, got.next, w.stop)) {
 		return false, nil
 	}
 	if err := w.flush(got); err != nil {

@@ -365,3 +365,35 @@ func TestFetch_corruptData(t *testing.T) {
 		wantValues(t, stream, "dddd")
 	})
 }
+
+// Batches are sent as they are stored, and verified by who reads them. One who
+// comes back to where it found damage is told whether that is in the log.
+func TestFetch_corruptBatchIsFoundWhenAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := newFlippingFS()
+		b := newTestBroker(t, testConfig{fs: fs})
+		b.topic("t", 1)
+		for _, v := range []string{"aaaa", "bbbb", "DAMAGED", "dddd"} {
+			b.text("t", 0, v)
+		}
+		fs.damage.Store(new("DAMAGED"))
+		read := func(from int64) allFetched {
+			return b.fetchAll(&runnelv1.FetchRequest{Options: &runnelv1.FetchOptions{Format: batches}, Partitions: []*runnelv1.FetchPartition{fromOffset("t", 0, from)}})
+		}
+		if got := read(0); len(got.batches) != 4 || len(got.errors) != 0 {
+			t.Fatalf("from the start: %d batches, %v", len(got.batches), got.errors)
+		}
+		got := read(2)
+		want := map[string]string{"topic": "t", "partition": "0", "nextOffset": "3"}
+		if e := got.errors[0]; len(got.batches) != 0 || e.GetReason() != runnelv1.ErrorReason_ERROR_REASON_LOG_CORRUPT || cmp.Diff(want, e.GetMetadata()) != "" {
+			t.Errorf("from the damage: %d batches, %v", len(got.batches), got.errors)
+		}
+		var found *partition.CorruptError
+		if err := b.part("t", 0).Damage(); !errors.As(err, &found) || found.From != 2 || found.Next != 3 {
+			t.Errorf("the partition knows of %v, want the damage at 2", err)
+		}
+		if got := read(3); len(got.batches) != 1 || len(got.errors) != 0 {
+			t.Errorf("behind it: %d batches, %v", len(got.batches), got.errors)
+		}
+	})
+}

@@ -139,6 +139,12 @@ func (f *fetcher) serve(s *fetchSub, now time.Time) error {
 		} // else the next look at its state tells
 		return nil
 	}
+	if got.bytes == 0 && got.next > s.next && got.next < limit {
+		// A hole, and more behind it: nothing to tell, nor to wait for.
+		s.next, s.need, s.earliest = got.next, 0, false
+		f.board.queue(s)
+		return nil
+	}
 	if s.readySince.IsZero() {
 		s.readySince = now
 	}
@@ -312,7 +318,8 @@ type span struct {
 }
 
 // walk finds the pieces of b, which holds frames, that s is to get: all but
-// transaction markers, up to a batch that the client does not take as it is.
+// transaction markers and what compaction has emptied, up to a batch that the
+// client does not take as it is.
 func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err error) {
 	got.next = s.next
 	for pos := 0; pos < len(b); {
@@ -326,11 +333,17 @@ func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err er
 		switch {
 		case h.NextOffset() <= got.next:
 			continue
-		case h.Control:
+		case h.Control, h.RecordCount == 0:
 			got.next = h.NextOffset()
 			continue
-		case !f.opts.accepts(h.Compression):
+		case !f.opts.accepts(h.Compression), f.opts.maxRecords > 0 && !countable(h, got.next, s.stop):
 			return parts, got, nil
+		case s.lastSent.IsZero() && len(parts) == 0:
+			// A reader verifies what it gets, and may have come back to where it
+			// found damage: it is to hear whether that is in the log.
+			if err := record.VerifyPayload(*h, frame.Payload(b[from:])); err != nil {
+				return parts, got, corruptLog(s, max(h.BaseOffset, got.next), h.NextOffset(), err.Error())
+			}
 		}
 		got.records += countFrom(h, got.next, s.stop)
 		got.next = h.NextOffset()
@@ -347,8 +360,14 @@ func (f *fetcher) walk(s *fetchSub, b []byte) (parts []span, got fetched, err er
 	return parts, got, nil
 }
 
+// countable says whether countFrom is exact: not for a part of a batch with
+// holes.
+func countable(h *record.Header, next, stop record.Offset) bool {
+	return uint64(h.RecordCount) == uint64(h.LastOffsetDelta)+1 || (next <= h.BaseOffset && h.NextOffset() <= stop)
+}
+
 // countFrom is how many records of a batch a reader takes that begins at next
-// and stops at stop.
+// and stops at stop, or more: see countable.
 func countFrom(h *record.Header, next, stop record.Offset) int64 {
 	wanted := min(h.NextOffset(), stop) - max(h.BaseOffset, next)
 	return max(min(int64(h.RecordCount), int64(wanted)), 0)

@@ -11,6 +11,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
 // byID finds the topic that another broker asks about.
@@ -101,7 +102,7 @@ func askOffsets(ctx context.Context, c replicav1.ForwardServiceClient, asked []o
 			Place: q.Place, Isolation: q.GetIsolation(),
 		})
 	}
-	resp, err := c.ForwardListOffsets(ctx, &replicav1.ForwardListOffsetsRequest{Request: req})
+	resp, err := c.ForwardListOffsets(ctx, &replicav1.ForwardListOffsetsRequest{Request: req, Principal: rpcserver.Principal(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func askDeletion(
 	for _, i := range at {
 		req.Partitions = append(req.Partitions, asked[i])
 	}
-	resp, err := c.ForwardDeleteRecords(ctx, &replicav1.ForwardDeleteRecordsRequest{Request: req})
+	resp, err := c.ForwardDeleteRecords(ctx, &replicav1.ForwardDeleteRecordsRequest{Request: req, Principal: rpcserver.Principal(ctx)})
 	if err != nil {
 		return nil, err
 	}

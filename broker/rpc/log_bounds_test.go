@@ -37,7 +37,7 @@ func (b *testBroker) held() int64 {
 
 // A thousand readers that never read hold a bounded amount of memory: at most
 // one response of 64 KiB each, because responses grow only when they go
-// through. The heap's bound counts both sides, as client and broker share the
+// through (GR-10). The heap's bound counts both sides, as client and broker share the
 // process: 64 KiB under way, 64 KiB in the client's window, and the goroutines
 // and buffers of streams and connections.
 func TestFetch_stalledReadersHoldLittle(t *testing.T) {
@@ -219,7 +219,7 @@ func TestFetch_stuckReaderComesBack(t *testing.T) {
 	})
 }
 
-// Fifty producers that never read their answers stop being read: they cost the
+// Fifty producers that never read their answers stop being read (GR-10): they cost the
 // broker their unanswered calls, not what they would like to send.
 func TestProduce_stalledProducersHoldLittle(t *testing.T) {
 	const (

@@ -107,7 +107,7 @@ func TestCallBook_abandonsWhatItWaitsFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestBroker(t, testConfig{})
 		b.topic("t", 1)
-		p := b.svc.newProducer()
+		p := b.svc.newProducer(t.Context())
 		canceled := 0
 		for range 3 {
 			c := p.calls.admit(p)

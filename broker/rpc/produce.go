@@ -13,6 +13,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -20,8 +21,9 @@ import (
 // A produceSession is one Produce stream, or one Append call. The reader's goroutine
 // takes requests in and appends; the handler's goroutine sends the answers.
 type produceSession struct {
-	svc   *LogService
-	calls callBook
+	svc       *LogService
+	principal string // who writes
+	calls     callBook
 	// slots limits the calls that were read and not answered; the reader puts
 	// one in before it reads.
 	slots chan struct{}
@@ -50,15 +52,15 @@ type produceSession struct {
 	sending []*produceCall
 }
 
-func (s *LogService) newProducer() *produceSession {
-	p := &produceSession{svc: s, slots: make(chan struct{}, s.opts.MaxInflight), stop: make(chan struct{})}
+func (s *LogService) newProducer(ctx context.Context) *produceSession {
+	p := &produceSession{svc: s, principal: rpcserver.Principal(ctx), slots: make(chan struct{}, s.opts.MaxInflight), stop: make(chan struct{})}
 	p.calls.init(s.metrics.parked)
 	return p
 }
 
 // produce handles a Produce stream.
 func (s *LogService) produce(ss grpc.ServerStream) error {
-	p := s.newProducer()
+	p := s.newProducer(ss.Context())
 	defer p.calls.abandonAll()
 	defer close(p.stop)
 	s.readers.Go(func() {

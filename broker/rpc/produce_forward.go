@@ -55,7 +55,7 @@ func (p *produceSession) forward(
 		return nil, err
 	}
 	if p.away == nil {
-		p.away = p.svc.opts.Router.NewStream(p.svc)
+		p.away = p.svc.opts.Router.NewStream(p.svc, p.principal)
 	}
 	p.away.Pipeline(pt.key.topic, pt.key.number).Push(w)
 	return w, nil

@@ -109,7 +109,7 @@ func (p *produceSession) topic(ctx context.Context) (*metadata.Topic, error) {
 
 // limits are what a topic holds batches to.
 func limits(t *metadata.Topic) record.Limits {
-	return record.Limits{MaxRecordBytes: t.Config.MaxMessageBytes}
+	return record.Limits{MaxRecordBytes: t.Config.MaxMessageBytes, RequireKeys: t.Config.Compact}
 }
 
 // handle does a request that was parsed: it appends its parts, and answers when

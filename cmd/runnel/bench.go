@@ -69,12 +69,12 @@ call to the acknowledgement. A topic that does not exist is created.`,
 	}
 	f.flags(c)
 	fs := c.Flags()
-	fs.IntVar(&f.size, "size", 100, "bytes of each record's value")
-	fs.IntVar(&f.producers, "producers", 1, "producers that write at a time")
-	fs.Int32Var(&f.partitions, "partitions", 1, "partitions of the topic, when it is created")
-	fs.IntVar(&f.keys, "keys", 0, "number of different keys; 0: no keys")
-	fs.IntVar(&f.inFlight, "in-flight", 5, "batches of a partition under way")
-	fs.IntVar(&f.batch, "batch-bytes", 256<<10, "largest batch")
+	fs.IntVar(&f.size, "size", 100, "`bytes` of each record's value")
+	fs.IntVar(&f.producers, "producers", 1, "`N` producers that write at a time")
+	fs.Int32Var(&f.partitions, "partitions", 1, "`N` partitions of the topic, when it is created")
+	fs.IntVar(&f.keys, "keys", 0, "`N` different keys; 0: no keys")
+	fs.IntVar(&f.inFlight, "in-flight", 5, "`N` batches of a partition under way at a time")
+	fs.IntVar(&f.batch, "batch-bytes", 256<<10, "`bytes` of the largest batch")
 	fs.StringVar(&f.acks, "acks", "all", "wait for `all|leader|none`")
 	fs.StringVar(&f.compression, "compression", "none", "compress batches: `zstd|lz4|snappy|gzip|none`")
 	f.partition = client.AnyPartition
@@ -82,8 +82,8 @@ call to the acknowledgement. A topic that does not exist is created.`,
 }
 
 func (f *benchFlags) flags(c *cobra.Command) {
-	c.Flags().StringVar(&f.topic, "topic", "bench", "name of the topic")
-	c.Flags().Int64Var(&f.records, "records", 1_000_000, "how many records")
+	c.Flags().StringVar(&f.topic, "topic", "bench", "`name` of the topic")
+	c.Flags().Int64Var(&f.records, "records", 1_000_000, "`N` records")
 }
 
 func (f *benchFlags) check() error {

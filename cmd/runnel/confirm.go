@@ -3,10 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
-	"os"
 	"strings"
-
-	"github.com/mattn/go-isatty"
 )
 
 // confirm returns nil when what follows is to be done: --yes was given, or
@@ -15,8 +12,7 @@ func (a *app) confirm(yes bool, question string) error {
 	if yes {
 		return nil
 	}
-	in, ok := a.in.(*os.File)
-	if !ok || !isatty.IsTerminal(in.Fd()) || a.format == "json" {
+	if !interactive(a.in) || a.format == "json" {
 		return usagef("nothing was changed: add --yes to go on, as there is nobody to ask")
 	}
 	return a.ask(question)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,7 +43,7 @@ start. Records of a partition come in order.
 		Example: `  runnel consume orders --exit-at-end
   runnel consume orders --from -10 --print '%T %p/%o %k: %v'
   runnel consume orders --from latest --count 1 --format json`,
-		Args: args("TOPIC"),
+		Args: args("TOPIC"), ValidArgsFunction: a.topics,
 		RunE: func(c *cobra.Command, names []string) error {
 			if c.Flags().Changed("partition") && f.partition < 0 {
 				return usagef("--partition %d: the first is 0", f.partition)
@@ -59,11 +60,12 @@ start. Records of a partition come in order.
 	fs := c.Flags()
 	fs.StringVar(&f.group, "group", "", "read as a member of this consumer group (not available in this version)")
 	fs.StringVar(&f.from, "from", "earliest", "where to begin: `earliest|latest|OFFSET|@TIME|-N`")
-	fs.Int32Var(&f.partition, "partition", client.AnyPartition, "read only this partition (default: all)")
-	fs.Int64Var(&f.count, "count", 0, "stop after so many records (default: go on)")
+	fs.Int32Var(&f.partition, "partition", client.AnyPartition, "read only partition `N` (default: all)")
+	hideDefault(c, "partition")
+	fs.Int64Var(&f.count, "count", 0, "stop after `N` records (default: go on)")
 	fs.BoolVar(&f.exitAtEnd, "exit-at-end", false, "stop at the end, as it is at the start")
-	fs.StringVar(&f.print, "print", "%v", "what to print of each record, see above")
-	fs.StringVar(&f.null, "null", "", "what to print for a key or value that is absent")
+	fs.StringVar(&f.print, "print", "%v", "what to print of each record: a `format`, see above")
+	fs.StringVar(&f.null, "null", "", "`text` to print for a key or value that is absent (default: nothing)")
 	complete(c, "from", "earliest", "latest")
 	return c
 }
@@ -126,7 +128,13 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 		return err
 	}
 	out := &printer{w: bufio.NewWriterSize(a.out, 256<<10), template: t, json: a.format == "json", left: f.count}
+	screen := a.err
+	if interactive(a.out) {
+		screen = io.Discard // the records themselves show how far it has come
+	}
+	bar := startProgress(screen, 0, func() (int64, int64) { return out.bytes.Load(), out.records.Load() })
 	err = out.all(ctx, r)
+	bar.close()
 	if ferr := out.w.Flush(); err == nil {
 		err = ferr
 	}
@@ -146,6 +154,8 @@ type printer struct {
 	json     bool
 	left     int64 // records to print; 0 at first: no bound
 	line     []byte
+	// What was printed, for whoever watches.
+	bytes, records atomic.Int64
 }
 
 var errCount = errors.New("printed enough")
@@ -188,6 +198,8 @@ func (p *printer) batch(b *client.Batch) error {
 		if _, err := p.w.Write(p.line); err != nil {
 			return fmt.Errorf("print: %w", err)
 		}
+		p.bytes.Add(int64(len(p.line)))
+		p.records.Add(1)
 		if p.left > 0 {
 			if p.left--; p.left == 0 {
 				return errCount

@@ -3,7 +3,9 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
@@ -49,10 +51,15 @@ func (a *app) verify(path string) error {
 		return err
 	}
 	sum := logSummary{Damage: []spot{}}
+	var done, records atomic.Int64
+	bar := startProgress(a.err, sizeOf(dirs), func() (int64, int64) { return done.Load(), records.Load() })
+	defer bar.close()
 	for _, files := range dirs {
 		s := newScanner(func(f *record.Frame, _ place, payload []byte) error {
 			sum.Batches++
 			sum.Records += int64(f.Header.RecordCount)
+			done.Add(int64(f.Size))
+			records.Store(sum.Records)
 			return checkRecords(f.Header, payload)
 		})
 		if err := s.scan(files); err != nil {
@@ -62,6 +69,7 @@ func (a *app) verify(path string) error {
 		sum.Bytes += s.bytes
 		sum.Damage = append(sum.Damage, s.damage...)
 	}
+	bar.close()
 	if a.format == "json" {
 		if err := a.printJSON(sum); err != nil {
 			return err
@@ -77,6 +85,18 @@ func (a *app) verify(path string) error {
 		return errQuiet
 	}
 	return nil
+}
+
+// sizeOf returns the bytes of all files.
+func sizeOf(dirs [][]string) (total int64) {
+	for _, files := range dirs {
+		for _, name := range files {
+			if info, err := os.Stat(name); err == nil { // what is gone is told when it is read
+				total += info.Size()
+			}
+		}
+	}
+	return total
 }
 
 func verdictText(damaged int) string {
@@ -113,6 +133,7 @@ type batchView struct {
 	Transactional bool   `json:"transactional"`
 	Control       bool   `json:"control"`
 	ProducerID    int64  `json:"producer_id"`
+	DeleteHorizon int64  `json:"delete_horizon_ms"`
 	PayloadCRC    string `json:"payload_crc32c"`
 }
 
@@ -191,13 +212,17 @@ func (d *dumper) batch(f *record.Frame, at place, _ []byte) error {
 		File: at.file, Position: at.position, Size: f.Size, BaseOffset: int64(h.BaseOffset), LastOffset: int64(h.LastOffset()),
 		Records: h.RecordCount, LeaderEpoch: int64(h.LeaderEpoch), MaxTimestamp: h.MaxTimestampMs, AppendTime: h.AppendTimeMs,
 		Compression: h.Compression.String(), Transactional: h.Transactional, Control: h.Control,
-		ProducerID: int64(h.ProducerID), PayloadCRC: fmt.Sprintf("%08x", h.PayloadCRC),
+		ProducerID: int64(h.ProducerID), DeleteHorizon: h.DeleteHorizonMs, PayloadCRC: fmt.Sprintf("%08x", h.PayloadCRC),
 	}
 	if d.app.format == "json" {
 		return jsonLine(d.w, v)
 	}
-	_, err := fmt.Fprintf(d.w, "%s @%d: offsets %d to %d, %d records, %d bytes, epoch %d, %s, appended %s\n",
-		v.File, v.Position, v.BaseOffset, v.LastOffset, v.Records, v.Size, v.LeaderEpoch, v.Compression, stampMs(v.AppendTime))
+	tombstones := ""
+	if v.DeleteHorizon != 0 {
+		tombstones = ", tombstones until " + stampMs(v.DeleteHorizon)
+	}
+	_, err := fmt.Fprintf(d.w, "%s @%d: offsets %d to %d, %d records, %d bytes, epoch %d, %s, appended %s%s\n",
+		v.File, v.Position, v.BaseOffset, v.LastOffset, v.Records, v.Size, v.LeaderEpoch, v.Compression, stampMs(v.AppendTime), tombstones)
 	return err
 }
 

@@ -75,7 +75,7 @@ that meet all of them.`,
 	fs.Int32Var(&f.leader, "leader", -1, "only those that this `broker` leads")
 	fs.Int32Var(&f.replica, "replica", -1, "only those that this `broker` has a copy of")
 	fs.BoolVar(&f.internal, "internal", false, "also of topics that the system keeps for itself")
-	fs.Lookup("leader").DefValue, fs.Lookup("replica").DefValue = "0", "0" // are not shown
+	hideDefault(c, "leader", "replica")
 	return c
 }
 

@@ -80,7 +80,7 @@ for neither.`,
 	}
 	c.Flags().Int32Var(&r.from, "from", -1, "`broker` whose copy to take (default: the one with the most recent records)")
 	c.Flags().BoolVar(&r.yes, "yes", false, "do not ask")
-	c.Flags().Lookup("from").DefValue = "0" // is not shown
+	hideDefault(c, "from")
 	return c
 }
 

@@ -49,7 +49,7 @@ are reported by number, and the others are written all the same. An interrupt
 (Ctrl-C) stops reading and waits for what is under way; a second one does not.`,
 		Example: `  echo hello | runnel produce greetings
   runnel produce orders --key-separator '\t' --file orders.tsv --compression zstd`,
-		Args: args("TOPIC"),
+		Args: args("TOPIC"), ValidArgsFunction: a.topics,
 		RunE: func(c *cobra.Command, names []string) error {
 			if c.Flags().Changed("partition") && f.partition < 0 {
 				return usagef("--partition %d: the first is 0", f.partition)
@@ -59,15 +59,23 @@ are reported by number, and the others are written all the same. An interrupt
 	}
 	fs := c.Flags()
 	fs.StringVar(&f.separator, "key-separator", "", "`text` between key and value; \\t is a tab")
-	fs.Int32Var(&f.partition, "partition", -1, "write to this partition (default: by key, those without spread)")
+	fs.Int32Var(&f.partition, "partition", client.AnyPartition, "write to partition `N` (default: by key; records without one are spread)")
+	hideDefault(c, "partition")
 	fs.StringVar(&f.acks, "acks", "all", "wait for `all|leader|none`")
 	fs.StringVar(&f.compression, "compression", "none", "compress batches: `zstd|lz4|snappy|gzip|none`")
-	fs.IntVar(&f.level, "compression-level", 0, "the compression's own level; 0: its default")
-	fs.StringVar(&f.file, "file", "", "read this file instead of standard input")
+	fs.IntVar(&f.level, "compression-level", 0, "the compression's own level, `N`; 0: its default")
+	fs.StringVar(&f.file, "file", "", "read this `file` instead of standard input")
 	complete(c, "acks", "all", "leader", "none")
 	complete(c, "compression", "zstd", "lz4", "snappy", "gzip", "none")
 	_ = c.MarkFlagFilename("file")
 	return c
+}
+
+// hideDefault keeps a default out of the help that stands for none.
+func hideDefault(c *cobra.Command, flags ...string) {
+	for _, name := range flags {
+		c.Flags().Lookup(name).DefValue = "0" // which is not shown
+	}
 }
 
 func complete(c *cobra.Command, flag string, values ...string) {
@@ -157,7 +165,12 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 		app: a, topic: topic, separator: []byte(separator), partition: f.partition, producer: p,
 		lines: newLines(breakable{ctx, in}, maxLine),
 	}
-	bar := startProgress(a.err, size, func() (int64, int64) { return l.bytes.Load(), l.acked.Load() })
+	screen := a.err
+	if f.file == "" && interactive(a.in) {
+		screen = io.Discard // a bar would write over what is typed
+		fmt.Fprintln(a.err, "A record a line; Ctrl-D ends.")
+	}
+	bar := startProgress(screen, size, func() (int64, int64) { return l.bytes.Load(), l.acked.Load() })
 	readErr := l.read(ctx)
 	// What was read is delivered, also after an interrupt; another one ends
 	// that.

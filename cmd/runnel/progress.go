@@ -15,6 +15,7 @@ type progress struct {
 	state func() (done, records int64)
 	begun time.Time
 	stop  chan struct{}
+	once  sync.Once
 	wait  sync.WaitGroup
 }
 
@@ -43,9 +44,9 @@ func (p *progress) run() {
 	}
 }
 
-// close takes the line off the screen.
+// close takes the line off the screen. Another one does nothing.
 func (p *progress) close() {
-	close(p.stop)
+	p.once.Do(func() { close(p.stop) })
 	p.wait.Wait()
 }
 

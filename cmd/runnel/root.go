@@ -44,8 +44,9 @@ func (t terminal) program() string { return cmp.Or(t.name, "runnel") }
 // typed is a command as whoever reads it types it.
 func (t terminal) typed(command string) string { return t.program() + " " + command }
 
-// interactive reports whether w is a screen that somebody looks at.
-func interactive(w io.Writer) bool {
+// interactive reports whether a reader or writer is a terminal that somebody
+// sits at.
+func interactive(w any) bool {
 	f, ok := w.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }
@@ -55,6 +56,7 @@ type app struct {
 	terminal
 
 	brokers []string
+	tls     tlsFlags
 	timeout time.Duration
 	format  string
 }
@@ -155,9 +157,10 @@ a topic, write a line and read it back.`,
 	}
 	f := root.PersistentFlags()
 	f.StringSliceVar(&a.brokers, "brokers", strings.Split(brokers, ","), "`host:port` of one broker or several, with commas; also RUNNEL_BROKERS")
-	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest time to wait for an answer, or for progress")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest `time` to wait for an answer, or for progress")
 	f.StringVar(&a.format, "format", "text", "output `text|json`")
 	f.Lookup("brokers").DefValue = defaultBrokers
+	a.tls.add(root, a.getenv)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.check() }
 	root.AddGroup(
@@ -252,7 +255,15 @@ func noun(use, short string, subs ...*cobra.Command) *cobra.Command {
 
 // connect returns a client; nothing is dialed yet.
 func (a *app) connect() (*client.Client, error) {
-	c, err := client.New(a.brokers, client.UserAgent("runnel-cli/"+version()), client.ConnectTimeout(min(a.timeout, 5*time.Second)))
+	opts := []client.Option{client.UserAgent("runnel-cli/" + version()), client.ConnectTimeout(min(a.timeout, 5*time.Second))}
+	secure, err := a.tls.config()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if secure != nil {
+		opts = append(opts, client.TLS(secure))
+	}
+	c, err := client.New(a.brokers, opts...)
 	if err != nil {
 		return nil, usageError{err}
 	}

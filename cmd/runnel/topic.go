@@ -56,6 +56,12 @@ func (a *app) topicCreate() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a topic",
+		Long: `Creates a topic, or nothing when anything about it is wrong. What is not said is
+as the cluster's configuration has it: 1 partition, and as many copies of it as
+there are brokers, 3 at most, unless it was changed.
+
+The keys of --config are those that "runnel topic describe" shows, such as
+retention.ms; docs/configuration.md says what each does.`,
 		Example: `  runnel topic create orders --partitions 8
   runnel topic create audit --config retention.ms=-1 --config flush=sync
   runnel topic create orders --if-not-exists`,
@@ -75,8 +81,8 @@ func (a *app) topicCreate() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.Int32Var(&t.Partitions, "partitions", 0, "number of partitions (default: the cluster's)")
-	f.Int32Var(&t.ReplicationFactor, "replication-factor", 0, "copies of each partition (default: the cluster's)")
+	f.Int32Var(&t.Partitions, "partitions", 0, "`N` partitions (default: as the cluster is configured)")
+	f.Int32Var(&t.ReplicationFactor, "replication-factor", 0, "`N` copies of each partition (default: as the cluster is configured)")
 	f.BoolVar(&t.IfNotExists, "if-not-exists", false, "succeed when the topic is there already")
 	f.BoolVar(&dry, "dry-run", false, "check all, create nothing")
 	configFlag(c, &configs, "`key=value` of the topic's configuration; may be repeated")
@@ -179,7 +185,7 @@ func (a *app) topicList() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&prefix, "prefix", "", "only names that begin so")
+	c.Flags().StringVar(&prefix, "prefix", "", "only names that begin with this `text`")
 	c.Flags().BoolVar(&internal, "internal", false, "also topics that the system keeps for itself")
 	return c
 }
@@ -187,7 +193,7 @@ func (a *app) topicList() *cobra.Command {
 func (a *app) topicDelete() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
-		Use: "delete NAME", Short: "Delete a topic with all its records, for good", Args: args("NAME"),
+		Use: "delete NAME", Short: "Delete a topic with all its records, for good", Args: args("NAME"), ValidArgsFunction: a.topics,
 		Example: "  runnel topic delete orders",
 		RunE: func(c *cobra.Command, names []string) error {
 			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {
@@ -229,7 +235,10 @@ func (a *app) topicAlter() *cobra.Command {
 		dry             bool
 	)
 	c := &cobra.Command{
-		Use: "alter NAME", Short: "Change a topic's configuration, all or nothing", Args: args("NAME"),
+		Use: "alter NAME", Short: "Change a topic's configuration, all or nothing", Args: args("NAME"), ValidArgsFunction: a.topics,
+		Long: `Changes a topic's configuration, all or nothing, while it is in use, and prints
+what is in force then. The keys are those that "runnel topic describe" shows;
+docs/configuration.md says what each does.`,
 		Example: `  runnel topic alter orders --config retention.ms=3600000
   runnel topic alter orders --remove retention.ms`,
 		RunE: func(c *cobra.Command, names []string) error {
@@ -267,7 +276,7 @@ func (a *app) topicAddPartitions() *cobra.Command {
 	var to int32
 	var dry bool
 	c := &cobra.Command{
-		Use: "add-partitions NAME --to N", Short: "Raise a topic's number of partitions", Args: args("NAME"),
+		Use: "add-partitions NAME --to N", Short: "Raise a topic's number of partitions", Args: args("NAME"), ValidArgsFunction: a.topics,
 		Long:    "Raises a topic's number of partitions. Records of a key may go to another partition\nafterwards than those before.",
 		Example: "  runnel topic add-partitions orders --to 16",
 		RunE: func(c *cobra.Command, names []string) error {
@@ -296,7 +305,7 @@ func (a *app) topicAddPartitions() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().Int32Var(&to, "to", 0, "number of partitions to reach")
+	c.Flags().Int32Var(&to, "to", 0, "`N` partitions in all, afterwards")
 	c.Flags().BoolVar(&dry, "dry-run", false, "check, change nothing")
 	return c
 }

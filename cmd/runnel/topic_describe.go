@@ -69,7 +69,7 @@ func present[N ~int32 | ~int64](v N) *N {
 
 func (a *app) topicDescribe() *cobra.Command {
 	return &cobra.Command{
-		Use: "describe NAME", Short: "Show a topic's configuration, partitions, offsets and sizes", Args: args("NAME"),
+		Use: "describe NAME", Short: "Show a topic's configuration, partitions, offsets and sizes", Args: args("NAME"), ValidArgsFunction: a.topics,
 		Long: `Shows a topic's configuration, and of each partition who leads, which replicas
 there are and are in sync (isr), the offsets it begins at, is committed up to
 and ends at, and its size on the leader's disk. It fails when a partition

@@ -5,10 +5,14 @@ import (
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
 // EnsureInternalTopic implements controllerv1.ControllerServiceServer.
 func (s *Service) EnsureInternalTopic(ctx context.Context, in *controllerv1.EnsureInternalTopicRequest) (*controllerv1.EnsureInternalTopicResponse, error) {
+	if err := rpcserver.CheckBroker(ctx, in.GetBrokerId()); err != nil {
+		return nil, err
+	}
 	act, err := s.office.Active()
 	if err != nil {
 		return nil, err

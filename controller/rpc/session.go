@@ -35,6 +35,9 @@ func (s *Service) Session(stream grpc.BidiStreamingServer[controllerv1.SessionRe
 	if err != nil {
 		return err
 	}
+	if err := rpcserver.CheckBroker(stream.Context(), int32(reg.Broker.ID)); err != nil {
+		return err
+	}
 	act, err := s.office.Active()
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,12 +79,53 @@ func TestOpenMember_damagedFiles(t *testing.T) {
 	if err != nil || len(wals) == 0 {
 		t.Fatalf("%v, %v", wals, err)
 	}
-	for _, f := range wals {
-		if err := os.WriteFile(f, bytes.Repeat([]byte{0xa5, 0x17}, 20000), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	db := filepath.Join(e.Dir, "member", "snap", "db")
+	for name, hurt := range map[string]func() error{
+		"another log":      func() error { return os.WriteFile(wals[0], bytes.Repeat([]byte{0xa5, 0x17}, 20000), 0o600) },
+		"a flipped bit":    func() error { return overwrite(wals[0], 300, 2) },
+		"an empty log":     func() error { return os.Truncate(wals[0], 0) },
+		"no log":           func() error { return os.Remove(wals[0]) },
+		"no header":        func() error { return overwrite(db, 0, 2*os.Getpagesize()) },
+		"damaged pages":    func() error { return overwrite(db, 2*os.Getpagesize(), 20*os.Getpagesize()) },
+		"cut to a page":    func() error { return os.Truncate(db, int64(os.Getpagesize())) },
+		"cut to a few":     func() error { return os.Truncate(db, int64(4*os.Getpagesize())) },
+		"cut within a one": func() error { return os.Truncate(db, 5000) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			keep := t.TempDir()
+			if err := os.CopyFS(filepath.Join(keep, "member"), os.DirFS(filepath.Join(e.Dir, "member"))); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := errors.Join(os.RemoveAll(filepath.Join(e.Dir, "member")), os.Rename(filepath.Join(keep, "member"), filepath.Join(e.Dir, "member"))); err != nil {
+					t.Fatal(err)
+				}
+			}()
+			if err := hurt(); err != nil {
+				t.Fatal(err)
+			}
+			_, err := store.OpenMember(t.Context(), e, zerolog.Nop())
+			if !errors.Is(err, store.ErrUnusable) || !strings.Contains(err.Error(), "controller restore") {
+				t.Errorf("open: %v, want %v", err, store.ErrUnusable)
+			}
+		})
 	}
-	if _, err := store.OpenMember(t.Context(), e, zerolog.Nop()); !errors.Is(err, store.ErrUnusable) {
-		t.Fatalf("open: %v, want %v", err, store.ErrUnusable)
+	// What is there in whole is used.
+	m, err = store.OpenMember(t.Context(), e, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// overwrite puts nonsense over a part of a file.
+func overwrite(path string, at, n int) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(bytes.Repeat([]byte{0xa5, 0x17}, n/2), int64(at))
+	return errors.Join(err, f.Close())
 }

@@ -81,6 +81,9 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 	if err := os.MkdirAll(e.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("etcd data: %w", err)
 	}
+	if err := checkFiles(e.Dir); err != nil {
+		return nil, fmt.Errorf("start etcd in %s: %w", e.Dir, err)
+	}
 	cfg := e.config()
 	closing := &atomic.Bool{}
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapLogger(log, closing))
@@ -105,17 +108,17 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 	return m, nil
 }
 
-// ErrUnusable is returned when etcd gives up on what it finds in its directory.
-var ErrUnusable = errors.New("the metadata store can't be used: look for a full disk or damaged files, free space or restore a copy")
-
 // startEtcd is embed.StartEtcd, which panics when the disk is full, and on files that it can't make sense of: that is no fault of this program.
 func startEtcd(cfg *embed.Config) (server *embed.Etcd, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			server, err = nil, fmt.Errorf("%w: %v", ErrUnusable, p)
+			server, err = nil, unusable("%v", p)
 		}
 	}()
-	return embed.StartEtcd(cfg)
+	if server, err = embed.StartEtcd(cfg); damaged(err) {
+		err = unusable("%w", err)
+	}
+	return server, err
 }
 
 // await waits until the member serves.

@@ -201,7 +201,12 @@ func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap bool) (uu
 	if err != nil {
 		return uuid.Nil, err
 	}
-	keys := []string{writes[0].Key, writes[1].Key}
+	var keys []string
+	var absent []Compare
+	for _, w := range writes {
+		keys = append(keys, w.Key)
+		absent = append(absent, Compare{Key: w.Key})
+	}
 	for {
 		page, err := s.read(ctx, keys)
 		if err != nil {
@@ -214,7 +219,7 @@ func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap bool) (uu
 			return uuid.Nil, ErrNoCluster
 		}
 		// Whatever comes of it, the next read tells.
-		_, err = s.txn(ctx, []Compare{{Key: keys[0]}, {Key: keys[1]}}, writes)
+		_, err = s.txn(ctx, absent, writes)
 		if err != nil && !lifecycle.Wait(ctx, minBackoff) {
 			return uuid.Nil, fmt.Errorf("make the cluster: %w", err)
 		}

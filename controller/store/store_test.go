@@ -255,6 +255,19 @@ func TestClusterID_is_not_made_over_what_is_left_of_another(t *testing.T) {
 			t.Errorf("counters without a cluster: %v", err)
 		}
 	})
+	bubble(t, func(t *testing.T, f *storetest.Fake) {
+		t.Helper()
+		path := "/runnel/test/" + encoding.Path(state.Key{Kind: state.KindProducerIDs})
+		if _, err := f.Txn(t.Context(), nil, []store.Write{{Key: path, Value: []byte("given away")}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.New(f, "test").ClusterID(t.Context(), uuid.New(), true); !errors.Is(err, encoding.ErrUnreadable) {
+			t.Errorf("producer ids without a cluster: %v", err)
+		}
+		if got := string(f.Dump()[path].Value); got != "given away" {
+			t.Errorf("producer ids became %q: they would be given away again", got)
+		}
+	})
 }
 
 // Whatever breaks, the picture that Follow tells equals the store in the end, and revisions only rise (OP-15).

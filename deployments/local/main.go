@@ -77,6 +77,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err := os.MkdirAll(logs, 0o700); err != nil {
 		return err
 	}
+	if err := remember(o); err != nil {
+		return err
+	}
 	c := plan(o)
 	r := &runner{out: out, broken: make(chan error, 1)}
 	for _, s := range append(c.controllers, c.brokers...) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"google.golang.org/grpc/test/bufconn"
@@ -17,6 +18,7 @@ type network struct {
 	listeners map[string]*bufconn.Listener
 	links     map[string][]*link // by the address dialled, those that are open
 	dials     map[string]int
+	received  atomic.Int64   // bytes that came over all links, to who dialled
 	most      map[string]int // links open at one time
 }
 
@@ -69,7 +71,7 @@ func (n *network) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &link{Conn: c, closed: make(chan struct{}), lost: make(chan struct{})}
+	k := &link{Conn: c, net: n, closed: make(chan struct{}), lost: make(chan struct{})}
 	k.forget = func() { n.forget(addr, k) }
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -119,6 +121,7 @@ func (n *network) vanish(addr string) {
 type link struct {
 	net.Conn
 
+	net    *network
 	lost   chan struct{}
 	closed chan struct{}
 	once   sync.Once
@@ -139,6 +142,7 @@ func (k *link) Read(b []byte) (int, error) {
 	for {
 		n, err := k.Conn.Read(b)
 		if !k.gone() {
+			k.net.received.Add(int64(n))
 			return n, err
 		}
 		if err != nil {

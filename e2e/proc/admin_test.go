@@ -96,6 +96,11 @@ func counts(n *Node) func(t *testing.T) {
 		for to, want := range map[string]string{"3": "not 3; partitions can't be taken away", "4": "has 4 partitions", "0": "--to", "10001": "at most 10000"} {
 			fails(t, n, want, "topic", "add-partitions", "counted", "--to", to)
 		}
+		for _, typed := range [][]string{{"produce", "cou"}, {"topic", "describe", "cou"}} { // and the Tab key
+			if got := n.cli(t, append([]string{"__complete"}, typed...)...); !strings.HasPrefix(got, "counted\n") {
+				t.Errorf("%v is completed by %q", typed, got)
+			}
+		}
 		n.cli(t, "topic", "add-partitions", "counted", "--to", "5", "--dry-run")
 		if got := n.cli(t, "topic", "describe", "counted"); !strings.Contains(got, "partitions 4,") {
 			t.Errorf("after all that was refused\n%s", got)

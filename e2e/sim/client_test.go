@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,6 +25,9 @@ type topic struct {
 	id         string
 	partitions int32
 	history    *history.History
+	// trimmed are the readers of a topic whose beginning is deleted, by
+	// partition; nil: it is not.
+	trimmed []*reader
 }
 
 // admin calls fn with each broker in turn until one answers.
@@ -181,7 +185,7 @@ func definite(err error) bool {
 
 // read has one client read a partition from its beginning on, again and again
 // from where it was.
-func (l *load) read(t *topic, partition int32, rng *rand.Rand) {
+func (l *load) read(t *topic, partition int32, rng *rand.Rand) *reader {
 	r := l.newReader(t, partition)
 	l.wg.Go(func() {
 		for l.ctx.Err() == nil {
@@ -191,6 +195,7 @@ func (l *load) read(t *topic, partition int32, rng *rand.Rand) {
 			lifecycle.Wait(l.ctx, time.Duration(rng.IntN(500))*time.Millisecond)
 		}
 	})
+	return r
 }
 
 func (l *load) newReader(t *topic, partition int32) *reader {
@@ -206,6 +211,8 @@ type reader struct {
 	partition int32
 	number    int
 	next      int64
+	// at is next, for others.
+	at atomic.Int64
 }
 
 // some reads what a broker has to give, up to the end it tells. It returns the
@@ -233,6 +240,7 @@ func (r *reader) some(ctx context.Context, conn grpc.ClientConnInterface) (hw in
 		for _, rec := range resp.GetRecords() {
 			r.topic.history.Read(r.number, r.partition, rec.GetOffset(), rec.GetValue())
 			r.next = rec.GetOffset() + 1
+			r.at.Store(r.next)
 		}
 		if item := resp.GetError(); item != nil {
 			if item.GetReason() == runnelv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE || item.GetReason() == runnelv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED {
@@ -249,19 +257,4 @@ func (r *reader) whole(conn grpc.ClientConnInterface) (hw int64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return r.some(ctx, conn)
-}
-
-// churn makes and deletes topics. What it makes it deletes before the run ends.
-func (l *load) churn(rng *rand.Rand) {
-	l.wg.Go(func() {
-		for i := 0; l.ctx.Err() == nil; i++ {
-			t := &topic{name: fmt.Sprintf("short-%d", i), partitions: 2}
-			_ = l.c.create(t, 2*time.Second, 3, map[string]string{"min.insync.replicas": "2"})
-			lifecycle.Wait(l.ctx, time.Duration(rng.IntN(3000))*time.Millisecond)
-			// Whether it was made is not known; that it is gone must be.
-			if err := l.c.remove(t, 2*settleTime); err != nil {
-				l.c.judge.complain("I19", "topic %s can't be deleted: %v", t.name, err)
-			}
-		}
-	})
 }

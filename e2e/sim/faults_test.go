@@ -32,6 +32,9 @@ func faults() []fault {
 		{"kill", 6, killBroker},
 		{"power", 3, cutPower},
 		{"restart", 2, restartBroker},
+		{"disk", 1, breakDisk},
+		{"hang", 2, hangDisk},
+		{"full", 1, fillDisk},
 		{"isolate", 4, isolateBroker},
 		{"cut", 4, cutLinks},
 		{"one-way", 4, cutOneWay},
@@ -90,6 +93,62 @@ func cutPower(c *cluster) (string, func() bool) {
 	}
 	h.cutPower([]int{0, 0, 50, 90}[c.rng.IntN(4)])
 	return "power cut at " + h.name, func() bool { h.start(); return true }
+}
+
+// breakDisk has a disk fail. Its broker ends, and has lost what was not synced.
+func breakDisk(c *cluster) (string, func() bool) {
+	for _, h := range c.brokers {
+		if h.lossy {
+			return "", nil
+		}
+	}
+	h, ok := one(c, c.brokers, up)
+	if !ok {
+		return "", nil
+	}
+	p := h.proc
+	h.lossy = true
+	p.disk.fail(errIO)
+	return "the disk of " + h.name + " fails", func() bool {
+		switch {
+		case h.proc != p || h.down: // something else has ended the process
+			return true
+		case h.ended():
+			h.restartAfterFailure()
+			return true
+		case p.disk.failedAt().IsZero(): // nothing was written
+			p.disk.fail(nil)
+			return true
+		}
+		return false
+	}
+}
+
+func hangDisk(c *cluster) (string, func() bool) {
+	h, ok := one(c, c.brokers, up)
+	if !ok {
+		return "", nil
+	}
+	return "the disk of " + h.name + " hangs", healing(h.proc.disk.hang())
+}
+
+// fillDisk leaves little room on a disk.
+func fillDisk(c *cluster) (string, func() bool) {
+	h, ok := one(c, c.brokers, up)
+	if !ok {
+		return "", nil
+	}
+	free, total, err := h.proc.disk.mem.Free("data")
+	if err != nil {
+		return "", nil // it has not begun to use it
+	}
+	room := int64(c.rng.IntN(256 << 10))
+	h.proc.disk.mem.SetCapacity(total - free + room)
+	return fmt.Sprintf("the disk of %s has room for %d bytes", h.name, room), func() bool {
+		h.mem.SetCapacity(0)
+		h.proc.disk.mem.SetCapacity(0)
+		return true
+	}
 }
 
 func restartBroker(c *cluster) (string, func() bool) {

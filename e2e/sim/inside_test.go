@@ -26,14 +26,45 @@ type insight struct {
 	// halted are the high watermarks a process had when its disk was first
 	// seen to have failed.
 	halted map[*partition.Partition]record.Offset
+	// gone is up to where records may have been deleted, deleted up to where
+	// they were.
+	gone, deleted map[state.PartitionKey]int64
 }
 
 func newInsight() insight {
 	return insight{
 		before: map[*partition.Partition]partition.Inside{}, batches: map[state.PartitionKey]map[record.Offset][sha256.Size]byte{},
 		read: map[*partition.Partition]record.Offset{}, buf: make([]byte, 1<<20), least: map[state.PartitionKey]int32{},
-		halted: map[*partition.Partition]record.Offset{},
+		halted: map[*partition.Partition]record.Offset{}, gone: map[state.PartitionKey]int64{}, deleted: map[state.PartitionKey]int64{},
 	}
+}
+
+// mayGo notes that somebody asks for the deletion of records.
+func (j *judge) mayGo(k state.PartitionKey, before int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.insight.gone[k] = max(j.insight.gone[k], before)
+}
+
+// areGone notes that a deletion was acknowledged.
+func (j *judge) areGone(k state.PartitionKey, before int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.insight.deleted[k] = max(j.insight.deleted[k], before)
+}
+
+// deleted is up to where records were deleted, and that was acknowledged.
+func (j *judge) deleted(k state.PartitionKey) int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.insight.deleted[k]
+}
+
+// gone is up to where records may have been deleted.
+func (j *judge) gone(k state.PartitionKey) int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.insight.gone[k]
 }
 
 // promised is an acknowledged record that was not looked for yet.
@@ -47,6 +78,9 @@ func (j *judge) inside(h *brokerHost, p *partition.Partition, k state.PartitionK
 	in := p.Inside()
 	j.contents(h, p, k, in)
 	j.halts(h, p, in)
+	if may := j.gone(k); int64(in.LogStart) > may {
+		j.complain("I17", "%s on %s begins at %d, and what is below %d was to be deleted", p, h.name, in.LogStart, may)
+	}
 	was, seen := j.insight.before[p]
 	j.insight.before[p] = in
 	if !in.Leader {

@@ -280,7 +280,7 @@ func (h *brokerHost) registered(pic *picture) bool {
 // know it: until then the end of their process makes them suspect once more.
 func (j *judge) regained(pic *picture) {
 	for _, h := range j.c.brokers {
-		if !h.lossy || !h.registered(pic) {
+		if !h.lossy || !h.registered(pic) || h.proc.disk.failing() {
 			continue
 		}
 		whole := true
@@ -362,8 +362,12 @@ func (j *judge) unsettledPartition(k state.PartitionKey, rec *state.Partition) s
 		if why := p.Suspicion(); why != "" {
 			return fmt.Sprintf("broker %d is in sync and still suspect: %s", id, why)
 		}
-		if st := p.State(); st.LogEnd != want.LogEnd || st.HighWatermark != want.HighWatermark || st.Epoch != want.Epoch || st.LogStart != want.LogStart {
+		if st := p.State(); st.LogEnd != want.LogEnd || st.HighWatermark != want.HighWatermark || st.Epoch != want.Epoch {
 			return fmt.Sprintf("leader %d: %+v; broker %d: %+v", rec.Leader, want, id, st)
+		}
+		// A deletion that was not acknowledged may have come to some.
+		if st, deleted := p.State(), j.deleted(k); int64(st.LogStart) < deleted {
+			return fmt.Sprintf("broker %d begins at %d, and what is below %d was deleted", id, st.LogStart, deleted)
 		}
 		if in := p.Inside(); in.PartitionEpoch != rec.PartitionEpoch {
 			return fmt.Sprintf("broker %d knows of partition epoch %d: %+v", id, in.PartitionEpoch, *rec)

@@ -74,6 +74,13 @@ func (d *disk) fail(err error) {
 	d.trouble.err = err
 }
 
+// failing says whether the disk is to fail, whether that was met or not.
+func (d *disk) failing() bool {
+	d.trouble.mu.Lock()
+	defer d.trouble.mu.Unlock()
+	return d.trouble.err != nil || !d.trouble.failed.IsZero()
+}
+
 // failedAt returns when the disk first failed a call, zero when it has not.
 func (d *disk) failedAt() time.Time {
 	d.trouble.mu.Lock()

@@ -42,6 +42,10 @@ func replicationMutations() []mutation {
 		{"6-joins-below-the-start-of-the-epoch", "TestStoryJoinsBelowTheStartOfTheEpoch", []edit{
 			{isrFile, "has >= c.hw && has >= c.leso", "has >= c.hw"},
 		}},
+		{"7-a-frame-goes-to-the-end-of-any-log", "TestStoryLateFrameBehindACut", append(anyFrame(), edit{
+			followerFile, "	case d.Start != c.own.written:\n", "	case false:\n",
+		})},
+		{"8-a-frame-is-of-any-epoch", "TestStoryLateFrame", anyFrame()},
 		{"11-the-minimum-is-of-the-maximal-ISR", "TestStoryMinimumIsOfTheCommittedISR", []edit{
 			{
 				coreFile, "func (c *core) enough() bool { return len(c.committed) >= c.minISR }",
@@ -69,6 +73,9 @@ func replicationMutations() []mutation {
 		}},
 		{"20-the-end-is-told-before-it-is-known", "TestStoryEndIsToldWhenItIsKnown", []edit{
 			{coreFile, "return c.role == leading && c.hw >= c.leso }", "return c.role == leading }"},
+		}},
+		{"22-a-refused-pipeline-is-not-fenced", "TestStoryOrderThroughAProxy", []edit{
+			{"broker/rpc/forward_pipelines.go", "		st.refused = true\n", ""},
 		}},
 		{"the-high-watermark-waits-for-nobody", "TestClusters", []edit{
 			{coreFile, "		hw = min(hw, c.held(id))\n", "		_ = id\n"},
@@ -98,6 +105,31 @@ func replicationMutations() []mutation {
 	}
 }
 
+// anyFrame has a follower take frames by the name of their partition alone. It
+// takes the end of streams that are not needed any more out as well, which
+// makes late frames rare.
+func anyFrame() []edit {
+	return []edit{
+		{"broker/replication/followers.go", "		c.prune()\n", ""},
+		{
+			"broker/replication/peer.go", "	p.owner.deps.Pool.Put(buf)\n	l.taken(bytes)\n",
+			`	for _, part := range p.owner.deps.Set.All() {
+		if part.Topic().ID.String() == string(d.TopicID) && part.Number() == d.Partition {
+			_ = part.OnData(partition.Data{
+				Epoch: record.Epoch(d.LeaderEpoch), Subscription: d.Subscription, Start: record.Offset(d.StartOffset), Next: record.Offset(d.NextOffset),
+				PrevEpoch: record.Epoch(d.PrevEpoch), HasPrevEpoch: d.HasPrevEpoch, Batches: d.Frames,
+			})
+		}
+	}
+	p.owner.deps.Pool.Put(buf)
+	l.taken(bytes)
+`,
+		},
+		{"broker/replication/peer.go", "	\"github.com/runnelmq/runnel/internal/lifecycle\"\n", "	\"github.com/runnelmq/runnel/broker/partition\"\n	\"github.com/runnelmq/runnel/internal/lifecycle\"\n"},
+		{followerFile, "c.follow.phase != accepted || c.follow.subscription != d.Subscription || d.Epoch != c.epoch {\n		return ErrNotSubscribed", "c.follow.phase != accepted {\n		return ErrNotSubscribed"},
+	}
+}
+
 // metadataMutations are those of what controllers do.
 func metadataMutations() []mutation {
 	return []mutation{
@@ -112,10 +144,6 @@ func metadataMutations() []mutation {
 			{proposeFile, "	case p.PartitionEpoch < old.PartitionEpoch:\n", "	case false:\n"},
 		}},
 		{"13-the-ELR-outlives-the-minimum", "TestStoryMinimumIsLowered", []edit{
-			{
-				settleFile, "		next.MinISR, next.ELR = minISR, nil\n",
-				"		next.MinISR, next.Sync = minISR, sync\n		return next.changedFrom(p)\n",
-			},
 			{proposeFile, "	p.ISR = isr\n", "	same := slices.Equal(p.ISR, isr)\n	p.ISR = isr\n"},
 			{proposeFile, "	if len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
 		}},
@@ -128,6 +156,9 @@ func metadataMutations() []mutation {
 			{"controller/active/brokers.go", "	if err := a.settleBroker(ctx, id); err != nil {\n		return nil, err\n	}\n", ""},
 			{"controller/active/active.go", "		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n", "		if w = a.advance(i); len(w.changes) > 0 {\n			return\n		}\n		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n"},
 			{"controller/state/image.go", "const MaxChanges = 127", "const MaxChanges = 4"},
+		}},
+		{"another-minimum-empties-any-ELR", "TestStoryMinimumChangesWhileOneStands", []edit{
+			{settleFile, "	next.MinISR, next.Sync = t.demand(p)\n", "	next.MinISR, next.Sync = t.demand(p)\n	if next.MinISR != p.MinISR {\n		next.ELR = nil\n	}\n"},
 		}},
 		{"suspect-copies-stay-eligible", "TestStoryEligibleReplicaLosesItsEnd", []edit{
 			{brokersFile, "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", ""},

@@ -2,20 +2,15 @@ package sim
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/e2e/history"
-	"github.com/runnelmq/runnel/internal/rpcerr"
 )
 
 // A stage is where a story is played: one partition of three copies, and the
@@ -312,30 +307,7 @@ func (s *stage) end() int64 { return int64(s.judge.known(s.key)) }
 // alter changes the topic's configuration, through a broker.
 func (s *stage) alter(i int, configs map[string]string) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_, err := runnelv1.NewAdminServiceClient(s.conns[s.id(i)]).AlterTopicConfigs(ctx, &runnelv1.AlterTopicConfigsRequest{
-		Topic: s.topic.name, Set: configs, Timeout: durationpb.New(100 * time.Millisecond),
-	})
-	if err != nil {
+	if err := s.cluster.alter(context.Background(), s.topic, int(s.id(i)), configs); err != nil {
 		s.t.Errorf("alter %v: %v", configs, err)
 	}
-}
-
-// latest asks a broker where the partition ends.
-func (s *stage) latest(i int) (int64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	id, latest := s.topic.id, runnelv1.Position_POSITION_LATEST
-	resp, err := runnelv1.NewAdminServiceClient(s.conns[s.id(i)]).ListOffsets(ctx, &runnelv1.ListOffsetsRequest{Queries: []*runnelv1.OffsetQuery{{
-		Topic: s.topic.name, TopicId: &id, Partition: &s.key.Number, Place: &runnelv1.OffsetQuery_Position{Position: latest},
-	}}})
-	if err != nil {
-		return 0, err
-	}
-	a := resp.GetOffsets()[0]
-	if a.GetError() != nil {
-		return 0, fmt.Errorf("%w", rpcerr.ItemStatus(a.GetError()).Err())
-	}
-	return a.GetOffset(), nil
 }

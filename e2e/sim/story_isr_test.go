@@ -117,6 +117,25 @@ func TestStoryMinimumIsLowered(t *testing.T) {
 	})
 }
 
+// The minimum changes while the ISR is too small for the old one and for the new
+// one: whoever is eligible stays so. The leader's disk is lost, and nothing else.
+func TestStoryMinimumChangesWhileOneStands(t *testing.T) {
+	play(t, setting{configs: map[string]string{"min.insync.replicas": "3", "flush": "async"}}, func(s *stage) {
+		s.sent(0, 5)
+		for i := 1; i < 3; i++ {
+			s.part(0, i)
+			s.r[i].kill()
+			s.soon("it is fenced", 10*time.Second, func() bool { return len(s.record().ISR) == 3-i })
+			s.r[i].start()
+		}
+		s.soon("both are eligible", 10*time.Second, func() bool { return s.eligible(1, 2) })
+		s.stepFor(time.Second)
+		s.r[0].cutPower(0)
+		s.alter(1, map[string]string{"min.insync.replicas": "2"})
+		s.leads(1)
+	})
+}
+
 // A follower joins the ISR only with all that is committed.
 func TestStoryJoinsBelowTheHighWatermark(t *testing.T) {
 	play(t, setting{}, func(s *stage) {

@@ -131,7 +131,8 @@ func (c *cleaning) frame(g *group, f *record.Frame, bytes []byte, last bool) err
 	}
 	horizon := h.DeleteHorizonMs
 	if tombstones && whole && horizon == 0 {
-		horizon = c.opts.NowMs + c.cfg.DeleteRetention.Milliseconds()
+		// From now, not from when the pass began: what it deletes has gone only now.
+		horizon = max(c.opts.NowMs, c.l.now().UnixMilli()) + c.cfg.DeleteRetention.Milliseconds()
 	}
 	if tombstones && horizon != 0 && (c.horizon == 0 || horizon < c.horizon) {
 		c.horizon = horizon

@@ -51,6 +51,9 @@ func (l *Log) swapIn(g *group) error {
 	if err := l.syncOnce(); err != nil {
 		return err
 	}
+	if err := l.keepProducers(g.end); err != nil {
+		return err
+	}
 	if f := g.c.opts.swapping; f != nil {
 		f(g, g.out)
 	}
@@ -81,6 +84,9 @@ func (l *Log) swapIn(g *group) error {
 	}
 	if err := finishSwap(l.fs, l.dir, swap, g.out.file.path, g.segments); err != nil {
 		return l.failed.Set(err)
+	}
+	if err := l.dropProducers(func(s snapshot) bool { return s.at > g.out.base && s.at < g.end }); err != nil {
+		return err
 	}
 	// A cache: what cannot be written now is when there is room.
 	if err := g.out.index.flush(); err != nil && !vfs.IsTransient(err) {

@@ -47,6 +47,9 @@ type model struct {
 	epoch      record.Epoch
 	// heads are the producers' batches, also those that retention removed.
 	heads []head
+	// cleaned is the offset below which compaction has been. What it took is told
+	// of by snapshots at or above it: it must be committed, so no cut goes there.
+	cleaned record.Offset
 	// anyHeads says that what the log remembers of producers is not told: a crash
 	// in a reset leaves a part of what is to go.
 	anyHeads bool
@@ -79,10 +82,10 @@ func (m *model) truncate(o record.Offset) {
 		m.end = m.batches[keep].after
 	}
 	m.batches = m.batches[:keep]
-	for len(m.heads) > 0 && m.heads[len(m.heads)-1].last >= o {
+	m.end = max(m.end, m.start)
+	for len(m.heads) > 0 && m.heads[len(m.heads)-1].last >= m.end {
 		m.heads = m.heads[:len(m.heads)-1]
 	}
-	m.end = max(m.end, m.start)
 	m.durable = min(m.durable, m.end)
 }
 
@@ -277,7 +280,9 @@ func (h *harness) truncate(t rapid.TB, o record.Offset) {
 	t.Helper()
 	next := h.m.clone()
 	next.truncate(o)
+	next.anyHeads = next.anyHeads || o < next.cleaned
 	h.begin(next)
+	h.before.anyHeads = next.anyHeads
 	defer h.done()
 
 	if err := h.log.TruncateTo(o); err != nil {
@@ -371,6 +376,7 @@ func (m *model) replace(frames []byte, from, to record.Offset) {
 		}
 	}
 	m.batches = batches
+	m.cleaned = max(m.cleaned, to)
 }
 
 func (h *harness) reset(t rapid.TB, start record.Offset) {

@@ -184,7 +184,8 @@ func (l *Log) writeProducers(s snapshot) (err error) {
 }
 
 // thinProducers removes the snapshots inside segments, all but the newest two:
-// they spare reading after a crash, and nothing else.
+// they spare reading after a crash, and nothing else. Durable ones stand for
+// batches that are gone.
 func (l *Log) thinProducers() error {
 	bases := l.view.Load().segments
 	inside := 0
@@ -193,7 +194,7 @@ func (l *Log) thinProducers() error {
 		if !isBase {
 			inside++
 		}
-		return !isBase && inside > 2
+		return !isBase && inside > 2 && !s.durable
 	})
 }
 
@@ -213,8 +214,8 @@ func (l *Log) dropProducers(gone func(snapshot) bool) error {
 	return nil
 }
 
-// keepProducers sees to it that what the segments below base said of producers
-// outlives them. It REQUIRES the writing turn, and that all is synced.
+// keepProducers sees to it that what the batches below base said of producers
+// outlives them: they are about to go, all or some. It REQUIRES the writing turn, and that all is synced.
 func (l *Log) keepProducers(base record.Offset) error {
 	p := &l.producers
 	if p.owner == nil {

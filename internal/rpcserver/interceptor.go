@@ -31,6 +31,7 @@ func newInterceptors(o Options) *interceptors {
 	rules := append([]rpcerr.Rule{
 		{Err: ErrMalformed, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: ErrTooLarge, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
+		{Err: ErrIdentity, Code: codes.PermissionDenied},
 	}, o.Rules...)
 	return &interceptors{rules: rules, log: o.Log, metrics: newMetrics(o), secret: o.Secret}
 }

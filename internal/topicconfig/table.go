@@ -39,9 +39,10 @@ func table() []definition {
 func storageKeys() []definition {
 	return []definition{
 		{
-			name: CleanupPolicyKey, def: "delete", want: `"delete" ("compact" is not available in this version)`,
-			description: "What happens to old data: delete removes whole segments by retention.ms and retention.bytes.",
-			set:         func(_ *Config, v string) bool { return v == "delete" },
+			name: CleanupPolicyKey, def: "delete", want: `"delete", "compact" or "compact,delete"`,
+			description: "What happens to old data: delete removes whole segments by retention.ms and retention.bytes, " +
+				"compact keeps the last record of each key, and both together do both.",
+			set: setCleanupPolicy,
 		},
 		{
 			name: DeleteRetentionKey, def: "86400000", want: "milliseconds, a whole number from 0",
@@ -55,6 +56,25 @@ func storageKeys() []definition {
 			description: "Distance between two entries of a segment's sparse index: smaller finds faster, and takes more memory and disk.",
 			set: func(c *Config, v string) bool {
 				return setInt(&c.IndexIntervalBytes, v, 1, maxSegmentBytes)
+			},
+		},
+		{
+			name: MaxCompactionKey, def: "9223372036854775807", want: "milliseconds, a whole number from 1, and not below min.compaction.lag.ms",
+			description: "Age at which a record is compacted even if min.cleanable.dirty.ratio is not reached, or its topic idle.",
+			set: func(c *Config, v string) bool {
+				return setMillis(&c.MaxCompactionLag, v, 1, math.MaxInt64)
+			},
+		},
+		{
+			name: MinCleanableKey, def: "0.5", want: "a number from 0 to 1, such as 0.5",
+			description: "How much of what can be compacted must not have been yet for it to be done: lower wastes less disk, and costs more work.",
+			set:         func(c *Config, v string) bool { return setRatio(&c.MinCleanableRatio, v) },
+		},
+		{
+			name: MinCompactionKey, def: "0", want: "milliseconds, a whole number from 0",
+			description: "How long a record stays as it is after it was appended, before compaction may remove it.",
+			set: func(c *Config, v string) bool {
+				return setMillis(&c.MinCompactionLag, v, 0, math.MaxInt64)
 			},
 		},
 		{
@@ -168,14 +188,22 @@ func set(c *Config, defs []definition, name, value string) *Error {
 
 // contradictions returns what single values cannot show.
 func (c Config) contradictions() Errors {
-	if int64(c.MaxMessageBytes) <= c.SegmentBytes {
-		return nil
+	var errs Errors
+	if int64(c.MaxMessageBytes) > c.SegmentBytes {
+		errs = append(errs, &Error{
+			Key:   MaxMessageBytesKey,
+			Value: formatInt(int64(c.MaxMessageBytes)),
+			Want:  "at most segment.bytes, " + formatInt(c.SegmentBytes),
+		})
 	}
-	return Errors{{
-		Key:   MaxMessageBytesKey,
-		Value: formatInt(int64(c.MaxMessageBytes)),
-		Want:  "at most segment.bytes, " + formatInt(c.SegmentBytes),
-	}}
+	if c.MaxCompactionLag < c.MinCompactionLag {
+		errs = append(errs, &Error{
+			Key:   MaxCompactionKey,
+			Value: formatInt(c.MaxCompactionLag.Milliseconds()),
+			Want:  "at least min.compaction.lag.ms, " + formatInt(c.MinCompactionLag.Milliseconds()),
+		})
+	}
+	return errs
 }
 
 // parseInt takes the one canonical spelling of a number in [lo, hi].
@@ -207,6 +235,37 @@ func setMillis(dst *time.Duration, v string, lo, hi int64) bool {
 func setBool(dst *bool, v string) bool {
 	*dst = v == "true"
 	return v == "true" || v == "false"
+}
+
+func setCleanupPolicy(c *Config, v string) bool {
+	switch v {
+	case "delete":
+		c.Compact, c.Delete = false, true
+	case "compact":
+		c.Compact, c.Delete = true, false
+	case "compact,delete", "delete,compact":
+		c.Compact, c.Delete = true, true
+	default:
+		return false
+	}
+	return true
+}
+
+// setRatio takes a plain decimal number: digits, and more of them after a point.
+func setRatio(dst *float64, v string) bool {
+	whole, rest, point := strings.Cut(v, ".")
+	digits := func(s string) bool {
+		return s != "" && len(s) <= 9 && !strings.ContainsFunc(s, func(r rune) bool { return r < '0' || r > '9' })
+	}
+	if !digits(whole) || (len(whole) > 1 && whole[0] == '0') || (point && !digits(rest)) {
+		return false
+	}
+	f, err := strconv.ParseFloat(v, 64)
+	if err != nil || f > 1 {
+		return false
+	}
+	*dst = f
+	return true
 }
 
 func setFlush(c *Config, v string) bool {

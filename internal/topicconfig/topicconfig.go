@@ -24,6 +24,9 @@ const (
 	TimestampAfterKey  = "message.timestamp.after.max.ms"
 	TimestampBeforeKey = "message.timestamp.before.max.ms"
 	TimestampTypeKey   = "message.timestamp.type"
+	MaxCompactionKey   = "max.compaction.lag.ms"
+	MinCleanableKey    = "min.cleanable.dirty.ratio"
+	MinCompactionKey   = "min.compaction.lag.ms"
 	MinInsyncKey       = "min.insync.replicas"
 	RetentionBytesKey  = "retention.bytes"
 	RetentionTimeKey   = "retention.ms"
@@ -80,8 +83,18 @@ type Config struct {
 	TimestampBefore time.Duration
 	// TimestampAfter is how far in the future a producer's timestamp may lie.
 	TimestampAfter time.Duration
+	// Compact says that the last record of each key is kept, and older ones go.
+	Compact bool
+	// Delete says that old segments are removed, by RetentionTime and RetentionBytes.
+	Delete bool
 	// DeleteRetention is how long a tombstone survives its first compaction.
 	DeleteRetention time.Duration
+	// MinCleanableRatio is how much of a partition, 0 to 1, must not have been compacted for that to be done.
+	MinCleanableRatio float64
+	// MinCompactionLag is for how long a record is not compacted, by append time.
+	MinCompactionLag time.Duration
+	// MaxCompactionLag is after how long a record is, whatever the ratio.
+	MaxCompactionLag time.Duration
 	// UncleanElection permits electing a replica that may have lost acknowledged records.
 	UncleanElection bool
 }

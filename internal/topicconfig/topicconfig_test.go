@@ -17,7 +17,7 @@ func TestDefault_is_what_the_documents_promise(t *testing.T) {
 		MaxMessageBytes: 1 << 20,
 		Flush:           FlushAuto, FlushInterval: time.Second,
 		TimestampType: CreateTime, TimestampBefore: -time.Millisecond, TimestampAfter: time.Hour,
-		DeleteRetention: 24 * time.Hour,
+		Delete: true, DeleteRetention: 24 * time.Hour, MinCleanableRatio: 0.5, MaxCompactionLag: never,
 	}
 	if diff := cmp.Diff(want, Default()); diff != "" {
 		t.Errorf("Default() (-want +got):\n%s", diff)
@@ -53,7 +53,10 @@ func TestParse_refuses(t *testing.T) {
 		MaxMessageBytesKey: {"0", "-1", "3670017"},
 		FlushKey:           {"", "SYNC", "fsync", "true"},
 		FlushIntervalKey:   {"0", "3600001", "1s"},
-		CleanupPolicyKey:   {"", "compact", "delete,compact", "Delete"},
+		CleanupPolicyKey:   {"", "Delete", "compact,", "compact, delete", "compact,compact", "none"},
+		MinCleanableKey:    {"", "-0.1", "1.1", "2", ".5", "1.", "00.5", "5e-1", "NaN", "+0.5", "0x1p-1", "0,5", "1.0000000001", "0.1234567891"},
+		MinCompactionKey:   {"", "-1", "1h"},
+		MaxCompactionKey:   {"", "0", "-1"},
 		CompressionTypeKey: {"", "zstd", "none"},
 		MinInsyncKey:       {"", "0", "-1", "32768", "two"},
 		TimestampTypeKey:   {"", "createtime", "0"},
@@ -84,8 +87,10 @@ func TestParse_refuses(t *testing.T) {
 	}
 }
 
+// never is the longest time that a whole number of milliseconds can be.
+const never = time.Duration(math.MaxInt64 / int64(time.Millisecond) * int64(time.Millisecond))
+
 func TestParse_takes(t *testing.T) {
-	never := time.Duration(math.MaxInt64 / int64(time.Millisecond) * int64(time.Millisecond))
 	tests := []struct {
 		name   string
 		values map[string]string
@@ -104,6 +109,11 @@ func TestParse_takes(t *testing.T) {
 		{"async", map[string]string{FlushKey: "async", FlushIntervalKey: "1"}, func(c *Config) {
 			c.Flush, c.FlushInterval = FlushAsync, time.Millisecond
 		}},
+		{"compaction", map[string]string{CleanupPolicyKey: "compact", MinCleanableKey: "0", MinCompactionKey: "1000", MaxCompactionKey: "1000"}, func(c *Config) {
+			c.Compact, c.Delete, c.MinCleanableRatio, c.MinCompactionLag, c.MaxCompactionLag = true, false, 0, time.Second, time.Second
+		}},
+		{"both", map[string]string{CleanupPolicyKey: "compact,delete", MinCleanableKey: "0.123456789"}, func(c *Config) { c.Compact, c.MinCleanableRatio = true, 0.123456789 }},
+		{"both, the other way", map[string]string{CleanupPolicyKey: "delete,compact", MinCleanableKey: "1.0"}, func(c *Config) { c.Compact, c.MinCleanableRatio = true, 1 }},
 		{"a minimum", map[string]string{MinInsyncKey: "3"}, func(c *Config) { c.MinInsyncReplicas = 3 }},
 	}
 	for _, tt := range tests {
@@ -137,6 +147,10 @@ func TestParse_finds_contradictions(t *testing.T) {
 	_, err := Parse(map[string]string{SegmentBytesKey: "65536"})
 	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "at most segment.bytes, 65536") {
 		t.Errorf("segments smaller than the largest record: %v", err)
+	}
+	_, err = Parse(map[string]string{MinCompactionKey: "2000", MaxCompactionKey: "1999"})
+	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "at least min.compaction.lag.ms, 2000") {
+		t.Errorf("a largest lag below the smallest: %v", err)
 	}
 }
 

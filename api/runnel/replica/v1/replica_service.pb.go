@@ -1166,9 +1166,11 @@ type Reset struct {
 	// First offset there is: log end, high watermark and log start of the empty copy.
 	LogStartOffset int64 `protobuf:"varint,1,opt,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
 	// Leader epoch of the record before it; absent: none.
-	Epoch         *int64 `protobuf:"varint,2,opt,name=epoch,proto3,oneof" json:"epoch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Epoch *int64 `protobuf:"varint,2,opt,name=epoch,proto3,oneof" json:"epoch,omitempty"`
+	// Where the leader's tombstones went by compaction, when the follower's log ends below: it may have missed that keys were deleted. 0: another reason.
+	PurgedToOffset int64 `protobuf:"varint,3,opt,name=purged_to_offset,json=purgedToOffset,proto3" json:"purged_to_offset,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Reset) Reset() {
@@ -1211,6 +1213,13 @@ func (x *Reset) GetLogStartOffset() int64 {
 func (x *Reset) GetEpoch() int64 {
 	if x != nil && x.Epoch != nil {
 		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *Reset) GetPurgedToOffset() int64 {
+	if x != nil {
+		return x.PurgedToOffset
 	}
 	return 0
 }
@@ -1688,10 +1697,11 @@ const file_runnel_replica_v1_replica_service_proto_rawDesc = "" +
 	"\tDiverging\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x1d\n" +
 	"\n" +
-	"end_offset\x18\x02 \x01(\x03R\tendOffset\"V\n" +
+	"end_offset\x18\x02 \x01(\x03R\tendOffset\"\x80\x01\n" +
 	"\x05Reset\x12(\n" +
 	"\x10log_start_offset\x18\x01 \x01(\x03R\x0elogStartOffset\x12\x19\n" +
-	"\x05epoch\x18\x02 \x01(\x03H\x00R\x05epoch\x88\x01\x01B\b\n" +
+	"\x05epoch\x18\x02 \x01(\x03H\x00R\x05epoch\x88\x01\x01\x12(\n" +
+	"\x10purged_to_offset\x18\x03 \x01(\x03R\x0epurgedToOffsetB\b\n" +
 	"\x06_epoch\"D\n" +
 	"\aRefused\x12!\n" +
 	"\fleader_epoch\x18\x01 \x01(\x03R\vleaderEpoch\x12\x16\n" +

@@ -1,0 +1,98 @@
+package controller_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/controller"
+	"github.com/runnelmq/runnel/controller/store"
+	"github.com/runnelmq/runnel/internal/certtest"
+)
+
+// freePort returns an address of the loopback interface on which nobody listens.
+func freePort(t *testing.T) string {
+	t.Helper()
+	lis, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	return lis.Addr().String()
+}
+
+// An etcd that demands certificates holds the metadata of a controller that has one, and of none that has not.
+func TestExternalEtcd_overTLS(t *testing.T) {
+	ca, strangers := certtest.New(t), certtest.New(t)
+	etcdCert, etcdKey := ca.Issue("etcd", "etcd")
+	at := freePort(t)
+	member, err := store.OpenMember(t.Context(), store.Embedded{
+		Dir: t.TempDir(), Client: at, Peer: freePort(t), CertFile: etcdCert, KeyFile: etcdKey, CAFile: ca.CA(), Bootstrap: true,
+		QuotaSize: 64 << 20, Compact: time.Hour, Tick: 20 * time.Millisecond, Start: 30 * time.Second,
+	}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := member.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	external := func(cert, key, ca string) controller.Config {
+		t.Helper()
+		cfg := onDisk(t.TempDir())
+		cfg.Etcd.Client, cfg.Etcd.Peer, cfg.Etcd.Endpoints = "", "", []string{"https://" + at}
+		cfg.Etcd.CertFile, cfg.Etcd.KeyFile, cfg.Etcd.CAFile = cert, key, ca
+		return cfg
+	}
+	cert, key := ca.Issue("controller", "controller")
+	c, stop := startOnDisk(t, external(cert, key, ca.CA()), controller.Deps{Bootstrap: true})
+	w := &world{t: t, dialer: (&net.Dialer{}).DialContext}
+	b := w.newBroker(1).serve(c.Addr())
+	created := mustCreate(t, w.client(c.Addr()), &runnelv1.NewTopic{Name: "t"})
+	awaitLeader(b, created.GetTopicId(), 1, 0)
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	b.leave()
+
+	// The same etcd, another controller, all that was there.
+	c, stop = startOnDisk(t, external(cert, key, ca.CA()), controller.Deps{})
+	b = b.restarted().serve(c.Addr())
+	if topic := b.topicNamed("t"); topic.GetTopicId() != created.GetTopicId() {
+		t.Errorf("the topic is %v", topic)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	b.leave()
+
+	badCert, badKey := strangers.Issue("controller", "controller")
+	t.Run("strangers", func(t *testing.T) {
+		for name, files := range map[string][3]string{
+			"an etcd of another authority":           {cert, key, strangers.CA()},
+			"a certificate of another authority":     {badCert, badKey, ca.CA()},
+			"a controller that shows no certificate": {"", "", ca.CA()},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				var log strings.Builder
+				one, err := controller.New(external(files[0], files[1], files[2]), controller.Deps{Bootstrap: true, Log: zerolog.New(zerolog.SyncWriter(&log))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+				defer cancel()
+				// It may be started before its etcd, so it waits, and says why.
+				if err := one.Run(ctx); err != nil || !strings.Contains(log.String(), "the metadata store does not answer") || !strings.Contains(log.String(), "tls: ") {
+					t.Errorf("%v\n%s", err, log.String())
+				}
+			})
+		}
+	})
+}
