@@ -74,8 +74,8 @@ func TestProducer_retriesStoreNothingTwice(t *testing.T) {
 			}
 			return action{}
 		},
-		"too large now and then": func(n int, _ *runnelv1.ProduceRequest) action {
-			if n == 3 || n == 7 {
+		"too large now and then": func(n int, req *runnelv1.ProduceRequest) action {
+			if (n == 3 || n == 7) && req.GetBatch().GetRecordCount() > 1 {
 				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)}
 			}
 			return action{}
