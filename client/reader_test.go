@@ -338,7 +338,7 @@ func TestReader_leavingALoop(t *testing.T) {
 	})
 }
 
-// Every way out ends the stream.
+// Every way out ends the stream (GR-13).
 func TestReader_leavesNothingBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})

@@ -34,6 +34,24 @@ func (p *Partition) append(b *record.Batch, epoch *record.Epoch, atOnce bool) (A
 	return a, err
 }
 
+// Stored tells where a batch of an idempotent producer is when this broker leads
+// the partition and the batch is stored; ok is false when it is to be appended,
+// or can't be judged.
+func (p *Partition) Stored(b *record.Batch) (a Appended, ok bool) {
+	if b.ProducerID == 0 {
+		return Appended{}, false
+	}
+	p.writing <- struct{}{}
+	defer func() { <-p.writing }()
+
+	st := p.state.Load()
+	if p.admit(st, nil) != nil {
+		return Appended{}, false
+	}
+	a, ok, err := p.checkProducer(b, st, time.Now().UnixMilli())
+	return a, ok && err == nil
+}
+
 // appendToken needs the writing token.
 func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce bool) (Appended, error) {
 	st := p.state.Load()

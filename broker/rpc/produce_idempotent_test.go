@@ -185,3 +185,22 @@ func TestProduce_idempotentOverAMove(t *testing.T) {
 		}
 	})
 }
+
+// A batch that came in time is not too old when it comes again; a new one is.
+func TestProduce_retriesDoNotAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBroker(t, testConfig{})
+		b.topic("t", 1, "message.timestamp.before.max.ms", "60000")
+		first, next := rawRequest("t", 0, sequencedBatch(t, 1, 0, []byte("v"))), rawRequest("t", 0, sequencedBatch(t, 1, 1, []byte("v")))
+		if resp, err := b.oneOf(first); err != nil || resp.GetError() != nil {
+			t.Fatal(resp, err)
+		}
+		time.Sleep(time.Hour) // of the bubble
+		if resp, err := b.oneOf(first); err != nil || resp.GetError() != nil || !resp.GetDuplicate() || resp.GetBaseOffset() != 0 {
+			t.Errorf("again: %v, %v", resp, err)
+		}
+		if resp, err := b.oneOf(next); err != nil || resp.GetError().GetReason() != runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP {
+			t.Errorf("a new one: %v, %v", resp, err)
+		}
+	})
+}

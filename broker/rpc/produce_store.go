@@ -88,6 +88,9 @@ func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, b
 		return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
 	}
 	if err := checkTimes(t, batch, time.Now().UnixMilli()); err != nil {
+		if got, ok := part.Stored(batch); ok {
+			return got, nil // its time was right when it came first
+		}
 		return partition.Appended{}, err
 	}
 	store := part.Append

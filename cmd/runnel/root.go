@@ -56,6 +56,7 @@ type app struct {
 	terminal
 
 	brokers []string
+	tls     tlsFlags
 	timeout time.Duration
 	format  string
 }
@@ -159,6 +160,7 @@ a topic, write a line and read it back.`,
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "longest `time` to wait for an answer, or for progress")
 	f.StringVar(&a.format, "format", "text", "output `text|json`")
 	f.Lookup("brokers").DefValue = defaultBrokers
+	a.tls.add(root, a.getenv)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.check() }
 	root.AddGroup(
@@ -253,7 +255,15 @@ func noun(use, short string, subs ...*cobra.Command) *cobra.Command {
 
 // connect returns a client; nothing is dialed yet.
 func (a *app) connect() (*client.Client, error) {
-	c, err := client.New(a.brokers, client.UserAgent("runnel-cli/"+version()), client.ConnectTimeout(min(a.timeout, 5*time.Second)))
+	opts := []client.Option{client.UserAgent("runnel-cli/" + version()), client.ConnectTimeout(min(a.timeout, 5*time.Second))}
+	secure, err := a.tls.config()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if secure != nil {
+		opts = append(opts, client.TLS(secure))
+	}
+	c, err := client.New(a.brokers, opts...)
 	if err != nil {
 		return nil, usageError{err}
 	}
