@@ -79,10 +79,10 @@ func describe(offset int64, key, value []byte) string {
 
 // stubRead reads up to the end as a stock client does. It fails when more than
 // a few answers bring nothing.
-func (w *town) stubRead(api runnelv1.LogServiceClient, topic string, from int64, format runnelv1.FetchFormat) (records []string) {
+func (w *town) stubRead(api runnelv1.LogServiceClient, topic string, from int64, opts *runnelv1.FetchOptions) (records []string) {
 	w.t.Helper()
 	stream, err := api.Read(w.t.Context(), &runnelv1.ReadRequest{Request: &runnelv1.FetchRequest{
-		Options: &runnelv1.FetchOptions{Format: format}, Partitions: []*runnelv1.FetchPartition{{
+		Options: opts, Partitions: []*runnelv1.FetchPartition{{
 			Topic: topic, Partition: new(int32), Start: &runnelv1.FetchPartition_Offset{Offset: from},
 		}},
 	}})
@@ -181,7 +181,7 @@ func TestST15_readsOverHoles(t *testing.T) {
 				t.Errorf("from %d the client reads %v, want %v", from, got, want)
 			}
 			for format := range runnelv1.FetchFormat_name {
-				if got := w.stubRead(api, "t", from, runnelv1.FetchFormat(format)); fmt.Sprint(got) != fmt.Sprint(want) {
+				if got := w.stubRead(api, "t", from, &runnelv1.FetchOptions{Format: runnelv1.FetchFormat(format)}); fmt.Sprint(got) != fmt.Sprint(want) {
 					t.Errorf("from %d Read as %s answers %v, want %v", from, runnelv1.FetchFormat(format), got, want)
 				}
 			}
@@ -189,6 +189,51 @@ func TestST15_readsOverHoles(t *testing.T) {
 		lag, err := c.NewAdmin().ListOffsets(t.Context(), "t", client.Latest())
 		if err != nil || len(lag) != 1 || lag[0].Offset != 5002 {
 			t.Errorf("the end is %+v, %v, want 5002: a reader at the end has no lag", lag, err)
+		}
+	})
+}
+
+// Who asks for so many records gets so many, also from the middle of a batch
+// with holes.
+func TestST15_countsOverHoles(t *testing.T) {
+	inTown(t, soonClean, func(w *town) {
+		t := w.t
+		c := w.client(brokerAddr)
+		defer c.Close()
+		w.topic(c, "t", 1, compacts())
+		p, err := c.NewProducer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close(t.Context())
+		var first, second []client.Record
+		for i := range 10 {
+			first = append(first, client.Record{Key: []byte(number(i)), Value: []byte("1")})
+		}
+		for i := 2; i < 9; i++ {
+			second = append(second, client.Record{Key: []byte(number(i)), Value: []byte("2")})
+		}
+		w.put(p, "t", first...)
+		w.put(p, "t", second...)
+		time.Sleep(time.Minute)
+		stub := w.conn(brokerAddr)
+		defer stub.Close()
+		api := runnelv1.NewLogServiceClient(stub)
+		all := []string{`0 "000000"="1"`, `1 "000001"="1"`, `9 "000009"="1"`, `10 "000002"="2"`, `11 "000003"="2"`}
+		for format := range runnelv1.FetchFormat_name {
+			for from := range int64(3) {
+				for n := range int64(3) {
+					opts := &runnelv1.FetchOptions{Format: runnelv1.FetchFormat(format), MaxRecords: new(n + 1)}
+					want := all[min(from, 2):][:n+1]
+					got := w.stubRead(api, "t", from, opts)
+					if len(got) > int(n) && opts.GetFormat() == runnelv1.FetchFormat_FETCH_FORMAT_BATCHES {
+						got = got[:n+1] // whole batches
+					}
+					if fmt.Sprint(got) != fmt.Sprint(want) {
+						t.Errorf("%d records from %d as %s: %v, want %v", n+1, from, opts.GetFormat(), got, want)
+					}
+				}
+			}
 		}
 	})
 }
