@@ -34,6 +34,8 @@ type Config struct {
 
 	Producers ProducersConfig `yaml:"producers" envPrefix:"PRODUCERS_"`
 
+	Group GroupConfig `yaml:"group" envPrefix:"GROUP_"`
+
 	Streams  StreamsConfig  `yaml:"streams" envPrefix:"STREAMS_"`
 	Shutdown ShutdownConfig `yaml:"shutdown" envPrefix:"SHUTDOWN_"`
 	Logging  LoggingConfig  `yaml:"logging" envPrefix:"LOGGING_"`
@@ -207,6 +209,7 @@ func DefaultConfig() Config {
 		},
 		Replication: ReplicationConfig{LagTimeMax: config.Duration(10 * time.Second), Streams: 1},
 		Producers:   ProducersConfig{Expiry: config.Duration(producer.DefaultExpiryMs * time.Millisecond), MaxPerPartition: producer.DefaultMax},
+		Group:       defaultGroupConfig(),
 		Streams: StreamsConfig{
 			MaxAge:             config.Duration(30 * time.Minute),
 			GoawayGrace:        config.Duration(10 * time.Second),
@@ -249,6 +252,7 @@ func (c Config) Validate() error {
 	v.number("replication.catch_up_rate", int64(c.Replication.CatchUpRate), 0, int64(config.TiB))
 	v.duration("producers.expiry", c.Producers.Expiry, time.Minute, 10*365*24*time.Hour)
 	v.number("producers.max_per_partition", int64(c.Producers.MaxPerPartition), 10, 1e6)
+	c.Group.validate(&v)
 	if c.Streams.MaxAge != 0 {
 		v.duration("streams.max_age", c.Streams.MaxAge, time.Second, 30*24*time.Hour)
 	}

@@ -16,6 +16,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/coordinator"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/producer"
@@ -48,6 +49,7 @@ type node struct {
 	followers *replication.Followers
 
 	router   *router.Router
+	groups   *coordinator.Coordinator
 	logs     *rpc.LogService
 	forward  *rpc.ForwardService
 	client   *rpcserver.Server
@@ -158,6 +160,7 @@ func (n *node) build(sec security) {
 	runnelv1.RegisterAdminServiceServer(n.client, counter)
 	runnelv1.RegisterMetadataServiceServer(n.client, rpc.NewMetadataService(admin, maxAge))
 	runnelv1.RegisterProducerServiceServer(n.client, rpc.NewProducerService(metadata.NewProducerIDs(n.session), admin))
+	n.buildGroups(finder, counter, reg)
 	n.forward = rpc.NewForwardService(n.logs, counter)
 	n.forward.Register(n.internal)
 	n.client.Recovering()
@@ -235,6 +238,7 @@ func (n *node) run(ctx context.Context) error {
 	control := begin(ctx, n.session.Run, n.watchReadiness)
 	storage := begin(ctx, n.root.Run, n.set.Run, n.followers.Run)
 	forwards := begin(ctx, n.router.Run)
+	groups := begin(ctx, n.groups.Run)
 	clients := begin(ctx, func(ctx context.Context) error {
 		return lifecycle.Serve(ctx, n.client.Server, n.lis.client, n.drainTime())
 	})
@@ -248,6 +252,7 @@ func (n *node) run(ctx context.Context) error {
 	case <-control.ended:
 	case <-storage.ended:
 	case <-forwards.ended:
+	case <-groups.ended:
 	case <-clients.ended:
 	}
 	if err := n.root.Failure().Err(); err != nil {
@@ -261,7 +266,7 @@ func (n *node) run(ctx context.Context) error {
 	n.startDrain()
 	err := clients.end()
 	n.logs.Wait()
-	err = errors.Join(err, forwards.end())
+	err = errors.Join(err, groups.end(), forwards.end())
 	n.set.Stop(partition.ErrShuttingDown)
 	err = errors.Join(err, storage.end())
 	n.replicas.Drain()

@@ -334,7 +334,7 @@ func (p *Producer) topic(name string) *topic {
 	if t, ok := p.topics.Load(name); ok {
 		return t.(*topic) //nolint:errcheck,forcetypeassert // nothing else is in there
 	}
-	t, _ := p.topics.LoadOrStore(name, &topic{name: name})
+	t, _ := p.topics.LoadOrStore(name, &topic{name: name, sticky: sticky{partition: -1}})
 	return t.(*topic) //nolint:errcheck,forcetypeassert // as above
 }
 

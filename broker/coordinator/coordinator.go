@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -22,7 +23,9 @@ import (
 type Deps struct {
 	Store *metadata.Store
 	// Local returns a local replica; partition.Set.Get.
-	Local   func(topic uuid.UUID, n int32) (*partition.Partition, error)
+	Local func(topic uuid.UUID, n int32) (*partition.Partition, error)
+	// Measure asks leaders, wherever they are; nil: there is no lag.
+	Measure Measurer
 	Metrics prometheus.Registerer // may be nil
 	Log     zerolog.Logger
 }
@@ -34,6 +37,7 @@ type Coordinator struct {
 	metrics *metrics
 	view    atomic.Pointer[view]
 	streams atomic.Uint64
+	watcher *watcher
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -53,6 +57,7 @@ type running struct {
 func New(cfg Config, deps Deps) *Coordinator {
 	c := &Coordinator{cfg: cfg.withDefaults(), deps: deps, shards: map[int32]*running{}}
 	c.view.Store(&view{})
+	c.watcher = newWatcher(c)
 	c.metrics = newMetrics(c, deps.Metrics)
 	return c
 }
@@ -69,6 +74,9 @@ func (c *Coordinator) limits() group.Limits {
 func (c *Coordinator) Run(ctx context.Context) error {
 	var shards sync.WaitGroup
 	defer shards.Wait()
+	if c.cfg.LagEvery > 0 {
+		shards.Go(func() { c.watcher.run(ctx) })
+	}
 	for {
 		changed := c.deps.Store.Changed()
 		c.follow(ctx, &shards)
@@ -189,6 +197,8 @@ func (c *Coordinator) Open(n int32, id string) (*Membership, error) {
 	s.submit(task{fail: m.end, do: func(s *shard) { s.streams[m.id] = m }})
 	return m, nil
 }
+
+func decimal(n int32) string { return strconv.Itoa(int(n)) }
 
 // orTimeout says what a write is that was begun and not answered in time.
 func orTimeout(ctx context.Context) error {

@@ -10,6 +10,7 @@ type metrics struct {
 	loads              prometheus.Histogram
 	unreadable, stored prometheus.Counter
 	commits            prometheus.Counter
+	lossWarnings       prometheus.Counter
 }
 
 func newMetrics(c *Coordinator, reg prometheus.Registerer) *metrics {
@@ -31,6 +32,12 @@ func newMetrics(c *Coordinator, reg prometheus.Registerer) *metrics {
 		commits: auto.NewCounter(prometheus.CounterOpts{
 			Name: "offset_commits_total", Help: "Offsets of consumer groups that were committed.",
 		}),
+		lossWarnings: auto.NewCounter(prometheus.CounterOpts{
+			Name: "consumer_group_loss_warnings_total", Help: "Times a group was about to lose records that it had not read, or had lost them.",
+		}),
+	}
+	if reg != nil {
+		reg.MustRegister(newLagCollector(c.watcher))
 	}
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "coordinator_partitions", Help: "Partitions of __consumer_offsets that this broker coordinates.",

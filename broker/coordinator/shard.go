@@ -305,15 +305,17 @@ func (s *shard) sweep(g *group.Group) {
 // take returns the next tasks.
 func (s *shard) take() []task {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-
 	tasks := s.inbox
+	s.inbox = nil
 	if len(tasks) > turnTasks {
 		s.inbox = tasks[turnTasks:]
-		s.poke()
-		return tasks[:turnTasks:turnTasks]
+		tasks = tasks[:turnTasks:turnTasks]
 	}
-	s.inbox = nil
+	more := len(s.inbox) > 0
+	s.mu.Unlock()
+	if more {
+		s.poke()
+	}
 	return tasks
 }
 

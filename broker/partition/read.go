@@ -114,3 +114,20 @@ func (p *Partition) changeFailed(what string, err error) error {
 	}
 	return fmt.Errorf("%s %s: %w", what, p, err)
 }
+
+// Place says how old the first committed record at or after an offset is, and
+// how much of the log lies behind it. Errors are those of Read.
+func (p *Partition) Place(from record.Offset) (commitlog.Place, error) {
+	st := p.state.Load()
+	if st.Err != nil {
+		return commitlog.Place{}, st.Err
+	}
+	if from >= st.HighWatermark {
+		return commitlog.Place{}, nil
+	}
+	got, err := p.log.Place(from, st.HighWatermark)
+	if err != nil {
+		return got, p.readFailed(from, err)
+	}
+	return got, nil
+}

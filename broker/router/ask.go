@@ -28,6 +28,9 @@ type Question struct {
 	// Changes is true when the answer is that something was changed: then a call
 	// that broke leaves an outcome unknown, unless another one succeeds.
 	Changes bool
+	// Once is true when asking again could undo what was asked later: a call that
+	// broke after it was sent is then not repeated, and its outcome is unknown.
+	Once bool
 	// Here answers part i on this broker.
 	Here func(ctx context.Context, i int) error
 	// There asks another broker about some of the parts, by index, and tells
@@ -52,6 +55,10 @@ func (r *Router) Ask(ctx context.Context, q Question) []error {
 		r.round(ctx, q, open, errs, hints)
 		again := open[:0]
 		for _, i := range open {
+			if q.Once && errors.Is(errs[i], errBroke) {
+				errs[i] = uncertain("the broker that was asked went away before it answered")
+				continue
+			}
 			if errs[i] != nil && routable(errs[i]) {
 				broke[i] = broke[i] || errors.Is(errs[i], errBroke)
 				if hint, ok := hintOf(errs[i]); ok && hint.epoch > hints[i].epoch {
@@ -126,10 +133,42 @@ func (r *Router) ask(ctx context.Context, q Question, id metadata.BrokerID, at [
 	r.forwarded.WithLabelValues(q.Method).Inc()
 	items, err := q.There(ctx, c, at)
 	switch {
+	case errors.Is(err, ErrUnsent):
+		return nil, fmt.Errorf("broker %d: %w", id, errUnreachable)
 	case err != nil:
 		return nil, fmt.Errorf("broker %d: %w", id, errBroke)
 	case len(items) != len(at):
 		return nil, fmt.Errorf("broker %d answered %d of %d questions: %w", id, len(items), len(at), errBroke)
 	}
 	return items, nil
+}
+
+// A Conversation is a stream to the broker that leads a partition.
+type Conversation struct {
+	Service replicav1.ForwardServiceClient
+	done    func()
+}
+
+// Close gives its place on the connection back. Call it when the stream has
+// ended.
+func (c *Conversation) Close() { c.done() }
+
+// Converse returns the service of the broker that leads a partition, for one
+// stream, or nil when that is this broker. It does not wait for a leader: the
+// errors are those of a leader that is not there.
+func (r *Router) Converse(method string, part Part) (*Conversation, error) {
+	v, err := r.leader(part.Topic, part.Number, view{})
+	if err != nil || v.leader == r.self {
+		return nil, err
+	}
+	p, err := r.peer(v.leader)
+	if err != nil {
+		return nil, err
+	}
+	c, done, err := p.reading(1)
+	if err != nil {
+		return nil, err
+	}
+	r.forwarded.WithLabelValues(method).Inc()
+	return &Conversation{Service: replicav1.NewForwardServiceClient(c), done: done}, nil
 }

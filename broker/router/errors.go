@@ -36,6 +36,9 @@ var (
 // and what comes of an older number. Definite: the sender sends it again.
 var ErrFenced = errFenced
 
+// ErrUnsent says of a call to another broker that nothing of it was sent.
+var ErrUnsent = errors.New("the call was not sent")
+
 // Rules says how the errors of the router cross the wire.
 func Rules() []rpcerr.Rule {
 	return []rpcerr.Rule{

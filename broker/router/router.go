@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 
+	"github.com/runnelmq/runnel/broker/group"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
@@ -112,7 +113,7 @@ func New(o Options) *Router {
 			Name: "forward_dropped_total", Help: "Writes with acks NONE that were given up, because no leader took them in time.",
 		}),
 	}
-	for _, method := range []string{"produce", "fetch", "list_offsets", "delete_records", "describe_partitions"} {
+	for _, method := range []string{"produce", "fetch", "list_offsets", "delete_records", "describe_partitions", "join", "group", "measure"} {
 		r.forwarded.WithLabelValues(method) // shown from the start
 	}
 	return r
@@ -307,7 +308,7 @@ func (r *Router) peer(id metadata.BrokerID) (*peer, error) {
 func routable(err error) bool {
 	for _, kind := range []error{
 		partition.ErrNotLeader, partition.ErrNoLeader, partition.ErrMoving, partition.ErrUnknownEpoch,
-		partition.ErrFencedEpoch, partition.ErrShuttingDown, metadata.ErrStale, errUnreachable, errFenced,
+		partition.ErrFencedEpoch, partition.ErrShuttingDown, metadata.ErrStale, errUnreachable, errFenced, group.ErrLoading,
 	} {
 		if errors.Is(err, kind) {
 			return true

@@ -16,6 +16,7 @@ type ForwardService struct {
 
 	logs      *LogService
 	admin     *AdminService
+	groups    *GroupService // nil: there are none
 	pipelines *pipelineBook
 	// drain is closed by Drain.
 	drain     chan struct{}
@@ -27,7 +28,7 @@ type ForwardService struct {
 
 // NewForwardService returns a service that starts nothing until it is called.
 func NewForwardService(logs *LogService, admin *AdminService) *ForwardService {
-	return &ForwardService{logs: logs, admin: admin, pipelines: newPipelineBook(), drain: make(chan struct{})}
+	return &ForwardService{logs: logs, admin: admin, groups: logs.groups, pipelines: newPipelineBook(), drain: make(chan struct{})}
 }
 
 // Register adds the service to a server, whose codec must be a wire.Codec.
@@ -39,7 +40,7 @@ func (s *ForwardService) Register(r grpc.ServiceRegistrar) {
 		}
 	}
 	desc := replicav1.ForwardService_ServiceDesc
-	desc.Streams = []grpc.StreamDesc{stream("ForwardProduce", s.produce), stream("ForwardFetch", s.fetch)}
+	desc.Streams = []grpc.StreamDesc{stream("ForwardProduce", s.produce), stream("ForwardFetch", s.fetch), stream("ForwardJoin", s.join)}
 	r.RegisterService(&desc, s)
 }
 

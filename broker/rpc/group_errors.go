@@ -4,6 +4,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/coordinator"
 	"github.com/runnelmq/runnel/broker/group"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 )
@@ -23,5 +24,7 @@ func groupRules() []rpcerr.Rule {
 		{Err: group.ErrLoading, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_COORDINATOR_LOADING},
 		{Err: group.ErrFull, Code: codes.ResourceExhausted, Reason: runnelv1.ErrorReason_ERROR_REASON_GROUP_FULL, RetryAfter: overloadedRetry},
 		{Err: group.ErrUnreadable, Code: codes.DataLoss, Reason: runnelv1.ErrorReason_ERROR_REASON_GROUP_STATE_UNREADABLE},
+		{Err: coordinator.ErrTimeout, Code: codes.DeadlineExceeded, Reason: runnelv1.ErrorReason_ERROR_REASON_TIMEOUT},
+		{Err: coordinator.ErrShift, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 	}
 }

@@ -91,6 +91,8 @@ type LogService struct {
 	validator *record.Validator
 	builders  sync.Pool // of *builder
 	budget    *fetchBudget
+	// groups keeps commits; nil: nobody does.
+	groups *GroupService
 	// unpacking holds one token for each batch that is being decompressed.
 	unpacking chan struct{}
 
@@ -135,6 +137,7 @@ func (s *LogService) Register(r grpc.ServiceRegistrar) {
 		Streams: []grpc.StreamDesc{
 			stream("Produce", true, s.produce),
 			stream("Fetch", true, s.fetch),
+			stream("Commit", true, s.commit),
 			stream("Read", false, s.read),
 		},
 		Metadata: runnelv1.LogService_ServiceDesc.Metadata,

@@ -656,11 +656,878 @@ func (x *ForwardDescribePartitionsResponse) GetPartitions() []*v1.PartitionDescr
 	return nil
 }
 
+// As runnel.v1.JoinRequest.
+type ForwardJoinRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The message.
+	Request *v1.JoinRequest `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// First message only: the partition of __consumer_offsets.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// First message only: where the client's stream comes from.
+	ClientAddress string `protobuf:"bytes,3,opt,name=client_address,json=clientAddress,proto3" json:"client_address,omitempty"`
+	// First message only: who asked.
+	Principal     string `protobuf:"bytes,4,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardJoinRequest) Reset() {
+	*x = ForwardJoinRequest{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardJoinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardJoinRequest) ProtoMessage() {}
+
+func (x *ForwardJoinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardJoinRequest.ProtoReflect.Descriptor instead.
+func (*ForwardJoinRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ForwardJoinRequest) GetRequest() *v1.JoinRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *ForwardJoinRequest) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ForwardJoinRequest) GetClientAddress() string {
+	if x != nil {
+		return x.ClientAddress
+	}
+	return ""
+}
+
+func (x *ForwardJoinRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+// As runnel.v1.JoinResponse.
+type ForwardJoinResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Response      *v1.JoinResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardJoinResponse) Reset() {
+	*x = ForwardJoinResponse{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardJoinResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardJoinResponse) ProtoMessage() {}
+
+func (x *ForwardJoinResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardJoinResponse.ProtoReflect.Descriptor instead.
+func (*ForwardJoinResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ForwardJoinResponse) GetResponse() *v1.JoinResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+// One call for one partition of __consumer_offsets.
+type ForwardGroupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	Partition int32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Who asked.
+	Principal string `protobuf:"bytes,2,opt,name=principal,proto3" json:"principal,omitempty"`
+	// What is asked; topics carry their ids.
+	//
+	// Types that are valid to be assigned to Request:
+	//
+	//	*ForwardGroupRequest_Commit
+	//	*ForwardGroupRequest_FetchOffsets
+	//	*ForwardGroupRequest_Describe
+	//	*ForwardGroupRequest_List
+	//	*ForwardGroupRequest_ResetOffsets
+	//	*ForwardGroupRequest_Delete
+	Request       isForwardGroupRequest_Request `protobuf_oneof:"request"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardGroupRequest) Reset() {
+	*x = ForwardGroupRequest{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardGroupRequest) ProtoMessage() {}
+
+func (x *ForwardGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardGroupRequest.ProtoReflect.Descriptor instead.
+func (*ForwardGroupRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ForwardGroupRequest) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ForwardGroupRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *ForwardGroupRequest) GetRequest() isForwardGroupRequest_Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *ForwardGroupRequest) GetCommit() *v1.CommitRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ForwardGroupRequest_Commit); ok {
+			return x.Commit
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupRequest) GetFetchOffsets() *v1.FetchOffsetsRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ForwardGroupRequest_FetchOffsets); ok {
+			return x.FetchOffsets
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupRequest) GetDescribe() *v1.DescribeGroupRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ForwardGroupRequest_Describe); ok {
+			return x.Describe
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupRequest) GetList() *v1.ListGroupsRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ForwardGroupRequest_List); ok {
+			return x.List
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupRequest) GetResetOffsets() *GroupReset {
+	if x != nil {
+		if x, ok := x.Request.(*ForwardGroupRequest_ResetOffsets); ok {
+			return x.ResetOffsets
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupRequest) GetDelete() *v1.DeleteGroupRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ForwardGroupRequest_Delete); ok {
+			return x.Delete
+		}
+	}
+	return nil
+}
+
+type isForwardGroupRequest_Request interface {
+	isForwardGroupRequest_Request()
+}
+
+type ForwardGroupRequest_Commit struct {
+	// See LogService.Commit; a client's own timeout counts.
+	Commit *v1.CommitRequest `protobuf:"bytes,3,opt,name=commit,proto3,oneof"`
+}
+
+type ForwardGroupRequest_FetchOffsets struct {
+	// See GroupService.
+	FetchOffsets *v1.FetchOffsetsRequest `protobuf:"bytes,4,opt,name=fetch_offsets,json=fetchOffsets,proto3,oneof"`
+}
+
+type ForwardGroupRequest_Describe struct {
+	// See GroupService.
+	Describe *v1.DescribeGroupRequest `protobuf:"bytes,5,opt,name=describe,proto3,oneof"`
+}
+
+type ForwardGroupRequest_List struct {
+	// See GroupService; groups of the partition only, after page_token.
+	List *v1.ListGroupsRequest `protobuf:"bytes,6,opt,name=list,proto3,oneof"`
+}
+
+type ForwardGroupRequest_ResetOffsets struct {
+	// See GroupService; places are resolved.
+	ResetOffsets *GroupReset `protobuf:"bytes,7,opt,name=reset_offsets,json=resetOffsets,proto3,oneof"`
+}
+
+type ForwardGroupRequest_Delete struct {
+	// See GroupService.
+	Delete *v1.DeleteGroupRequest `protobuf:"bytes,8,opt,name=delete,proto3,oneof"`
+}
+
+func (*ForwardGroupRequest_Commit) isForwardGroupRequest_Request() {}
+
+func (*ForwardGroupRequest_FetchOffsets) isForwardGroupRequest_Request() {}
+
+func (*ForwardGroupRequest_Describe) isForwardGroupRequest_Request() {}
+
+func (*ForwardGroupRequest_List) isForwardGroupRequest_Request() {}
+
+func (*ForwardGroupRequest_ResetOffsets) isForwardGroupRequest_Request() {}
+
+func (*ForwardGroupRequest_Delete) isForwardGroupRequest_Request() {}
+
+// The answer.
+type ForwardGroupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why there is none.
+	Error *v1.ItemError `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	// What was asked for.
+	//
+	// Types that are valid to be assigned to Response:
+	//
+	//	*ForwardGroupResponse_Commit
+	//	*ForwardGroupResponse_FetchOffsets
+	//	*ForwardGroupResponse_Describe
+	//	*ForwardGroupResponse_List
+	//	*ForwardGroupResponse_ResetOffsets
+	//	*ForwardGroupResponse_Delete
+	Response      isForwardGroupResponse_Response `protobuf_oneof:"response"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardGroupResponse) Reset() {
+	*x = ForwardGroupResponse{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardGroupResponse) ProtoMessage() {}
+
+func (x *ForwardGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardGroupResponse.ProtoReflect.Descriptor instead.
+func (*ForwardGroupResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ForwardGroupResponse) GetError() *v1.ItemError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetResponse() isForwardGroupResponse_Response {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetCommit() *v1.CommitResponse {
+	if x != nil {
+		if x, ok := x.Response.(*ForwardGroupResponse_Commit); ok {
+			return x.Commit
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetFetchOffsets() *v1.FetchOffsetsResponse {
+	if x != nil {
+		if x, ok := x.Response.(*ForwardGroupResponse_FetchOffsets); ok {
+			return x.FetchOffsets
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetDescribe() *v1.DescribeGroupResponse {
+	if x != nil {
+		if x, ok := x.Response.(*ForwardGroupResponse_Describe); ok {
+			return x.Describe
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetList() *v1.ListGroupsResponse {
+	if x != nil {
+		if x, ok := x.Response.(*ForwardGroupResponse_List); ok {
+			return x.List
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetResetOffsets() *v1.ResetOffsetsResponse {
+	if x != nil {
+		if x, ok := x.Response.(*ForwardGroupResponse_ResetOffsets); ok {
+			return x.ResetOffsets
+		}
+	}
+	return nil
+}
+
+func (x *ForwardGroupResponse) GetDelete() *v1.DeleteGroupResponse {
+	if x != nil {
+		if x, ok := x.Response.(*ForwardGroupResponse_Delete); ok {
+			return x.Delete
+		}
+	}
+	return nil
+}
+
+type isForwardGroupResponse_Response interface {
+	isForwardGroupResponse_Response()
+}
+
+type ForwardGroupResponse_Commit struct {
+	// See LogService.Commit.
+	Commit *v1.CommitResponse `protobuf:"bytes,3,opt,name=commit,proto3,oneof"`
+}
+
+type ForwardGroupResponse_FetchOffsets struct {
+	// See GroupService.
+	FetchOffsets *v1.FetchOffsetsResponse `protobuf:"bytes,4,opt,name=fetch_offsets,json=fetchOffsets,proto3,oneof"`
+}
+
+type ForwardGroupResponse_Describe struct {
+	// See GroupService.
+	Describe *v1.DescribeGroupResponse `protobuf:"bytes,5,opt,name=describe,proto3,oneof"`
+}
+
+type ForwardGroupResponse_List struct {
+	// See GroupService.
+	List *v1.ListGroupsResponse `protobuf:"bytes,6,opt,name=list,proto3,oneof"`
+}
+
+type ForwardGroupResponse_ResetOffsets struct {
+	// See GroupService.
+	ResetOffsets *v1.ResetOffsetsResponse `protobuf:"bytes,7,opt,name=reset_offsets,json=resetOffsets,proto3,oneof"`
+}
+
+type ForwardGroupResponse_Delete struct {
+	// See GroupService.
+	Delete *v1.DeleteGroupResponse `protobuf:"bytes,8,opt,name=delete,proto3,oneof"`
+}
+
+func (*ForwardGroupResponse_Commit) isForwardGroupResponse_Response() {}
+
+func (*ForwardGroupResponse_FetchOffsets) isForwardGroupResponse_Response() {}
+
+func (*ForwardGroupResponse_Describe) isForwardGroupResponse_Response() {}
+
+func (*ForwardGroupResponse_List) isForwardGroupResponse_Response() {}
+
+func (*ForwardGroupResponse_ResetOffsets) isForwardGroupResponse_Response() {}
+
+func (*ForwardGroupResponse_Delete) isForwardGroupResponse_Response() {}
+
+// Moves committed offsets.
+type GroupReset struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group.
+	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Where to.
+	Targets []*GroupResetTarget `protobuf:"bytes,2,rep,name=targets,proto3" json:"targets,omitempty"`
+	// See runnel.v1.ResetOffsetsRequest.
+	DryRun bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// See runnel.v1.ResetOffsetsRequest.
+	Timeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupReset) Reset() {
+	*x = GroupReset{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupReset) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupReset) ProtoMessage() {}
+
+func (x *GroupReset) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupReset.ProtoReflect.Descriptor instead.
+func (*GroupReset) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GroupReset) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *GroupReset) GetTargets() []*GroupResetTarget {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *GroupReset) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *GroupReset) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// Where to go with one partition.
+type GroupResetTarget struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The offset; with relative it is added to what is committed, within [low, high].
+	Offset int64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// See offset.
+	Relative bool `protobuf:"varint,4,opt,name=relative,proto3" json:"relative,omitempty"`
+	// See offset.
+	Low int64 `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`
+	// See offset.
+	High          int64 `protobuf:"varint,6,opt,name=high,proto3" json:"high,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupResetTarget) Reset() {
+	*x = GroupResetTarget{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupResetTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupResetTarget) ProtoMessage() {}
+
+func (x *GroupResetTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupResetTarget.ProtoReflect.Descriptor instead.
+func (*GroupResetTarget) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GroupResetTarget) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *GroupResetTarget) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *GroupResetTarget) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *GroupResetTarget) GetRelative() bool {
+	if x != nil {
+		return x.Relative
+	}
+	return false
+}
+
+func (x *GroupResetTarget) GetLow() int64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *GroupResetTarget) GetHigh() int64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+// Asks about places in partitions that the receiver leads.
+type ForwardMeasureRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The places.
+	Places        []*MeasurePlace `protobuf:"bytes,1,rep,name=places,proto3" json:"places,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardMeasureRequest) Reset() {
+	*x = ForwardMeasureRequest{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardMeasureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardMeasureRequest) ProtoMessage() {}
+
+func (x *ForwardMeasureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardMeasureRequest.ProtoReflect.Descriptor instead.
+func (*ForwardMeasureRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ForwardMeasureRequest) GetPlaces() []*MeasurePlace {
+	if x != nil {
+		return x.Places
+	}
+	return nil
+}
+
+// A place in a partition.
+type MeasurePlace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The place; absent: only the partition's own figures are wanted.
+	Offset        *int64 `protobuf:"varint,3,opt,name=offset,proto3,oneof" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeasurePlace) Reset() {
+	*x = MeasurePlace{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeasurePlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeasurePlace) ProtoMessage() {}
+
+func (x *MeasurePlace) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeasurePlace.ProtoReflect.Descriptor instead.
+func (*MeasurePlace) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *MeasurePlace) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *MeasurePlace) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *MeasurePlace) GetOffset() int64 {
+	if x != nil && x.Offset != nil {
+		return *x.Offset
+	}
+	return 0
+}
+
+// The answer.
+type ForwardMeasureResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order asked.
+	Measures      []*PlaceMeasure `protobuf:"bytes,1,rep,name=measures,proto3" json:"measures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardMeasureResponse) Reset() {
+	*x = ForwardMeasureResponse{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardMeasureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardMeasureResponse) ProtoMessage() {}
+
+func (x *ForwardMeasureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardMeasureResponse.ProtoReflect.Descriptor instead.
+func (*ForwardMeasureResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ForwardMeasureResponse) GetMeasures() []*PlaceMeasure {
+	if x != nil {
+		return x.Measures
+	}
+	return nil
+}
+
+// What a leader knows of a place.
+type PlaceMeasure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why nothing.
+	Error *v1.ItemError `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	// First offset there is.
+	LogStartOffset int64 `protobuf:"varint,2,opt,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
+	// First offset not committed.
+	HighWatermark int64 `protobuf:"varint,3,opt,name=high_watermark,json=highWatermark,proto3" json:"high_watermark,omitempty"`
+	// Append time of the first record at or after the place; absent: there is none below the high watermark.
+	AppendTimeMs *int64 `protobuf:"varint,4,opt,name=append_time_ms,json=appendTimeMs,proto3,oneof" json:"append_time_ms,omitempty"`
+	// Bytes of the log from the place on.
+	BytesAfter int64 `protobuf:"varint,5,opt,name=bytes_after,json=bytesAfter,proto3" json:"bytes_after,omitempty"`
+	// The leader's clock.
+	NowMs         int64 `protobuf:"varint,6,opt,name=now_ms,json=nowMs,proto3" json:"now_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceMeasure) Reset() {
+	*x = PlaceMeasure{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceMeasure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceMeasure) ProtoMessage() {}
+
+func (x *PlaceMeasure) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceMeasure.ProtoReflect.Descriptor instead.
+func (*PlaceMeasure) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PlaceMeasure) GetError() *v1.ItemError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *PlaceMeasure) GetLogStartOffset() int64 {
+	if x != nil {
+		return x.LogStartOffset
+	}
+	return 0
+}
+
+func (x *PlaceMeasure) GetHighWatermark() int64 {
+	if x != nil {
+		return x.HighWatermark
+	}
+	return 0
+}
+
+func (x *PlaceMeasure) GetAppendTimeMs() int64 {
+	if x != nil && x.AppendTimeMs != nil {
+		return *x.AppendTimeMs
+	}
+	return 0
+}
+
+func (x *PlaceMeasure) GetBytesAfter() int64 {
+	if x != nil {
+		return x.BytesAfter
+	}
+	return 0
+}
+
+func (x *PlaceMeasure) GetNowMs() int64 {
+	if x != nil {
+		return x.NowMs
+	}
+	return 0
+}
+
 var File_runnel_replica_v1_forward_service_proto protoreflect.FileDescriptor
 
 const file_runnel_replica_v1_forward_service_proto_rawDesc = "" +
 	"\n" +
-	"'runnel/replica/v1/forward_service.proto\x12\x11runnel.replica.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1drunnel/v1/admin_service.proto\x1a\x15runnel/v1/error.proto\x1a\x1brunnel/v1/log_service.proto\x1a\x16runnel/v1/record.proto\"\xfa\x02\n" +
+	"'runnel/replica/v1/forward_service.proto\x12\x11runnel.replica.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1drunnel/v1/admin_service.proto\x1a\x15runnel/v1/error.proto\x1a\x1drunnel/v1/group_service.proto\x1a\x1brunnel/v1/log_service.proto\x1a\x16runnel/v1/record.proto\"\xfa\x02\n" +
 	"\x15ForwardProduceRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\tR\atopicId\x12\x1c\n" +
@@ -707,13 +1574,74 @@ const file_runnel_replica_v1_forward_service_proto_rawDesc = "" +
 	"!ForwardDescribePartitionsResponse\x12?\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1f.runnel.v1.PartitionDescriptionR\n" +
-	"partitions2\xd5\x04\n" +
+	"partitions\"\xa9\x01\n" +
+	"\x12ForwardJoinRequest\x120\n" +
+	"\arequest\x18\x01 \x01(\v2\x16.runnel.v1.JoinRequestR\arequest\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12%\n" +
+	"\x0eclient_address\x18\x03 \x01(\tR\rclientAddress\x12\x1c\n" +
+	"\tprincipal\x18\x04 \x01(\tR\tprincipal\"J\n" +
+	"\x13ForwardJoinResponse\x123\n" +
+	"\bresponse\x18\x01 \x01(\v2\x17.runnel.v1.JoinResponseR\bresponse\"\xc9\x03\n" +
+	"\x13ForwardGroupRequest\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\x05R\tpartition\x12\x1c\n" +
+	"\tprincipal\x18\x02 \x01(\tR\tprincipal\x122\n" +
+	"\x06commit\x18\x03 \x01(\v2\x18.runnel.v1.CommitRequestH\x00R\x06commit\x12E\n" +
+	"\rfetch_offsets\x18\x04 \x01(\v2\x1e.runnel.v1.FetchOffsetsRequestH\x00R\ffetchOffsets\x12=\n" +
+	"\bdescribe\x18\x05 \x01(\v2\x1f.runnel.v1.DescribeGroupRequestH\x00R\bdescribe\x122\n" +
+	"\x04list\x18\x06 \x01(\v2\x1c.runnel.v1.ListGroupsRequestH\x00R\x04list\x12D\n" +
+	"\rreset_offsets\x18\a \x01(\v2\x1d.runnel.replica.v1.GroupResetH\x00R\fresetOffsets\x127\n" +
+	"\x06delete\x18\b \x01(\v2\x1d.runnel.v1.DeleteGroupRequestH\x00R\x06deleteB\t\n" +
+	"\arequest\"\xc2\x03\n" +
+	"\x14ForwardGroupResponse\x12*\n" +
+	"\x05error\x18\x01 \x01(\v2\x14.runnel.v1.ItemErrorR\x05error\x123\n" +
+	"\x06commit\x18\x03 \x01(\v2\x19.runnel.v1.CommitResponseH\x00R\x06commit\x12F\n" +
+	"\rfetch_offsets\x18\x04 \x01(\v2\x1f.runnel.v1.FetchOffsetsResponseH\x00R\ffetchOffsets\x12>\n" +
+	"\bdescribe\x18\x05 \x01(\v2 .runnel.v1.DescribeGroupResponseH\x00R\bdescribe\x123\n" +
+	"\x04list\x18\x06 \x01(\v2\x1d.runnel.v1.ListGroupsResponseH\x00R\x04list\x12F\n" +
+	"\rreset_offsets\x18\a \x01(\v2\x1f.runnel.v1.ResetOffsetsResponseH\x00R\fresetOffsets\x128\n" +
+	"\x06delete\x18\b \x01(\v2\x1e.runnel.v1.DeleteGroupResponseH\x00R\x06deleteB\n" +
+	"\n" +
+	"\bresponse\"\xaf\x01\n" +
+	"\n" +
+	"GroupReset\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12=\n" +
+	"\atargets\x18\x02 \x03(\v2#.runnel.replica.v1.GroupResetTargetR\atargets\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x123\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xa5\x01\n" +
+	"\x10GroupResetTarget\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12\x1a\n" +
+	"\brelative\x18\x04 \x01(\bR\brelative\x12\x10\n" +
+	"\x03low\x18\x05 \x01(\x03R\x03low\x12\x12\n" +
+	"\x04high\x18\x06 \x01(\x03R\x04high\"P\n" +
+	"\x15ForwardMeasureRequest\x127\n" +
+	"\x06places\x18\x01 \x03(\v2\x1f.runnel.replica.v1.MeasurePlaceR\x06places\"o\n" +
+	"\fMeasurePlace\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x1b\n" +
+	"\x06offset\x18\x03 \x01(\x03H\x00R\x06offset\x88\x01\x01B\t\n" +
+	"\a_offset\"U\n" +
+	"\x16ForwardMeasureResponse\x12;\n" +
+	"\bmeasures\x18\x01 \x03(\v2\x1f.runnel.replica.v1.PlaceMeasureR\bmeasures\"\x81\x02\n" +
+	"\fPlaceMeasure\x12*\n" +
+	"\x05error\x18\x01 \x01(\v2\x14.runnel.v1.ItemErrorR\x05error\x12(\n" +
+	"\x10log_start_offset\x18\x02 \x01(\x03R\x0elogStartOffset\x12%\n" +
+	"\x0ehigh_watermark\x18\x03 \x01(\x03R\rhighWatermark\x12)\n" +
+	"\x0eappend_time_ms\x18\x04 \x01(\x03H\x00R\fappendTimeMs\x88\x01\x01\x12\x1f\n" +
+	"\vbytes_after\x18\x05 \x01(\x03R\n" +
+	"bytesAfter\x12\x15\n" +
+	"\x06now_ms\x18\x06 \x01(\x03R\x05nowMsB\x11\n" +
+	"\x0f_append_time_ms2\xff\x06\n" +
 	"\x0eForwardService\x12i\n" +
 	"\x0eForwardProduce\x12(.runnel.replica.v1.ForwardProduceRequest\x1a).runnel.replica.v1.ForwardProduceResponse(\x010\x01\x12c\n" +
 	"\fForwardFetch\x12&.runnel.replica.v1.ForwardFetchRequest\x1a'.runnel.replica.v1.ForwardFetchResponse(\x010\x01\x12q\n" +
 	"\x12ForwardListOffsets\x12,.runnel.replica.v1.ForwardListOffsetsRequest\x1a-.runnel.replica.v1.ForwardListOffsetsResponse\x12w\n" +
 	"\x14ForwardDeleteRecords\x12..runnel.replica.v1.ForwardDeleteRecordsRequest\x1a/.runnel.replica.v1.ForwardDeleteRecordsResponse\x12\x86\x01\n" +
-	"\x19ForwardDescribePartitions\x123.runnel.replica.v1.ForwardDescribePartitionsRequest\x1a4.runnel.replica.v1.ForwardDescribePartitionsResponseB<Z:github.com/runnelmq/runnel/api/runnel/replica/v1;replicav1b\x06proto3"
+	"\x19ForwardDescribePartitions\x123.runnel.replica.v1.ForwardDescribePartitionsRequest\x1a4.runnel.replica.v1.ForwardDescribePartitionsResponse\x12`\n" +
+	"\vForwardJoin\x12%.runnel.replica.v1.ForwardJoinRequest\x1a&.runnel.replica.v1.ForwardJoinResponse(\x010\x01\x12_\n" +
+	"\fForwardGroup\x12&.runnel.replica.v1.ForwardGroupRequest\x1a'.runnel.replica.v1.ForwardGroupResponse\x12e\n" +
+	"\x0eForwardMeasure\x12(.runnel.replica.v1.ForwardMeasureRequest\x1a).runnel.replica.v1.ForwardMeasureResponseB<Z:github.com/runnelmq/runnel/api/runnel/replica/v1;replicav1b\x06proto3"
 
 var (
 	file_runnel_replica_v1_forward_service_proto_rawDescOnce sync.Once
@@ -727,7 +1655,7 @@ func file_runnel_replica_v1_forward_service_proto_rawDescGZIP() []byte {
 	return file_runnel_replica_v1_forward_service_proto_rawDescData
 }
 
-var file_runnel_replica_v1_forward_service_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_runnel_replica_v1_forward_service_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_runnel_replica_v1_forward_service_proto_goTypes = []any{
 	(*ForwardProduceRequest)(nil),             // 0: runnel.replica.v1.ForwardProduceRequest
 	(*ForwardProduceResponse)(nil),            // 1: runnel.replica.v1.ForwardProduceResponse
@@ -739,45 +1667,94 @@ var file_runnel_replica_v1_forward_service_proto_goTypes = []any{
 	(*ForwardDeleteRecordsResponse)(nil),      // 7: runnel.replica.v1.ForwardDeleteRecordsResponse
 	(*ForwardDescribePartitionsRequest)(nil),  // 8: runnel.replica.v1.ForwardDescribePartitionsRequest
 	(*ForwardDescribePartitionsResponse)(nil), // 9: runnel.replica.v1.ForwardDescribePartitionsResponse
-	(v1.Acks)(0),                     // 10: runnel.v1.Acks
-	(*durationpb.Duration)(nil),      // 11: google.protobuf.Duration
-	(*v1.RecordBatch)(nil),           // 12: runnel.v1.RecordBatch
-	(*v1.ItemError)(nil),             // 13: runnel.v1.ItemError
-	(*v1.FetchRequest)(nil),          // 14: runnel.v1.FetchRequest
-	(*v1.FetchResponse)(nil),         // 15: runnel.v1.FetchResponse
-	(*v1.ListOffsetsRequest)(nil),    // 16: runnel.v1.ListOffsetsRequest
-	(*v1.ListOffsetsResponse)(nil),   // 17: runnel.v1.ListOffsetsResponse
-	(*v1.DeleteRecordsRequest)(nil),  // 18: runnel.v1.DeleteRecordsRequest
-	(*v1.DeleteRecordsResponse)(nil), // 19: runnel.v1.DeleteRecordsResponse
-	(*v1.PartitionDescription)(nil),  // 20: runnel.v1.PartitionDescription
+	(*ForwardJoinRequest)(nil),                // 10: runnel.replica.v1.ForwardJoinRequest
+	(*ForwardJoinResponse)(nil),               // 11: runnel.replica.v1.ForwardJoinResponse
+	(*ForwardGroupRequest)(nil),               // 12: runnel.replica.v1.ForwardGroupRequest
+	(*ForwardGroupResponse)(nil),              // 13: runnel.replica.v1.ForwardGroupResponse
+	(*GroupReset)(nil),                        // 14: runnel.replica.v1.GroupReset
+	(*GroupResetTarget)(nil),                  // 15: runnel.replica.v1.GroupResetTarget
+	(*ForwardMeasureRequest)(nil),             // 16: runnel.replica.v1.ForwardMeasureRequest
+	(*MeasurePlace)(nil),                      // 17: runnel.replica.v1.MeasurePlace
+	(*ForwardMeasureResponse)(nil),            // 18: runnel.replica.v1.ForwardMeasureResponse
+	(*PlaceMeasure)(nil),                      // 19: runnel.replica.v1.PlaceMeasure
+	(v1.Acks)(0),                              // 20: runnel.v1.Acks
+	(*durationpb.Duration)(nil),               // 21: google.protobuf.Duration
+	(*v1.RecordBatch)(nil),                    // 22: runnel.v1.RecordBatch
+	(*v1.ItemError)(nil),                      // 23: runnel.v1.ItemError
+	(*v1.FetchRequest)(nil),                   // 24: runnel.v1.FetchRequest
+	(*v1.FetchResponse)(nil),                  // 25: runnel.v1.FetchResponse
+	(*v1.ListOffsetsRequest)(nil),             // 26: runnel.v1.ListOffsetsRequest
+	(*v1.ListOffsetsResponse)(nil),            // 27: runnel.v1.ListOffsetsResponse
+	(*v1.DeleteRecordsRequest)(nil),           // 28: runnel.v1.DeleteRecordsRequest
+	(*v1.DeleteRecordsResponse)(nil),          // 29: runnel.v1.DeleteRecordsResponse
+	(*v1.PartitionDescription)(nil),           // 30: runnel.v1.PartitionDescription
+	(*v1.JoinRequest)(nil),                    // 31: runnel.v1.JoinRequest
+	(*v1.JoinResponse)(nil),                   // 32: runnel.v1.JoinResponse
+	(*v1.CommitRequest)(nil),                  // 33: runnel.v1.CommitRequest
+	(*v1.FetchOffsetsRequest)(nil),            // 34: runnel.v1.FetchOffsetsRequest
+	(*v1.DescribeGroupRequest)(nil),           // 35: runnel.v1.DescribeGroupRequest
+	(*v1.ListGroupsRequest)(nil),              // 36: runnel.v1.ListGroupsRequest
+	(*v1.DeleteGroupRequest)(nil),             // 37: runnel.v1.DeleteGroupRequest
+	(*v1.CommitResponse)(nil),                 // 38: runnel.v1.CommitResponse
+	(*v1.FetchOffsetsResponse)(nil),           // 39: runnel.v1.FetchOffsetsResponse
+	(*v1.DescribeGroupResponse)(nil),          // 40: runnel.v1.DescribeGroupResponse
+	(*v1.ListGroupsResponse)(nil),             // 41: runnel.v1.ListGroupsResponse
+	(*v1.ResetOffsetsResponse)(nil),           // 42: runnel.v1.ResetOffsetsResponse
+	(*v1.DeleteGroupResponse)(nil),            // 43: runnel.v1.DeleteGroupResponse
 }
 var file_runnel_replica_v1_forward_service_proto_depIdxs = []int32{
-	10, // 0: runnel.replica.v1.ForwardProduceRequest.acks:type_name -> runnel.v1.Acks
-	11, // 1: runnel.replica.v1.ForwardProduceRequest.timeout:type_name -> google.protobuf.Duration
-	12, // 2: runnel.replica.v1.ForwardProduceRequest.batch:type_name -> runnel.v1.RecordBatch
-	13, // 3: runnel.replica.v1.ForwardProduceResponse.error:type_name -> runnel.v1.ItemError
-	14, // 4: runnel.replica.v1.ForwardFetchRequest.request:type_name -> runnel.v1.FetchRequest
-	15, // 5: runnel.replica.v1.ForwardFetchResponse.response:type_name -> runnel.v1.FetchResponse
-	16, // 6: runnel.replica.v1.ForwardListOffsetsRequest.request:type_name -> runnel.v1.ListOffsetsRequest
-	17, // 7: runnel.replica.v1.ForwardListOffsetsResponse.response:type_name -> runnel.v1.ListOffsetsResponse
-	18, // 8: runnel.replica.v1.ForwardDeleteRecordsRequest.request:type_name -> runnel.v1.DeleteRecordsRequest
-	19, // 9: runnel.replica.v1.ForwardDeleteRecordsResponse.response:type_name -> runnel.v1.DeleteRecordsResponse
-	20, // 10: runnel.replica.v1.ForwardDescribePartitionsResponse.partitions:type_name -> runnel.v1.PartitionDescription
-	0,  // 11: runnel.replica.v1.ForwardService.ForwardProduce:input_type -> runnel.replica.v1.ForwardProduceRequest
-	2,  // 12: runnel.replica.v1.ForwardService.ForwardFetch:input_type -> runnel.replica.v1.ForwardFetchRequest
-	4,  // 13: runnel.replica.v1.ForwardService.ForwardListOffsets:input_type -> runnel.replica.v1.ForwardListOffsetsRequest
-	6,  // 14: runnel.replica.v1.ForwardService.ForwardDeleteRecords:input_type -> runnel.replica.v1.ForwardDeleteRecordsRequest
-	8,  // 15: runnel.replica.v1.ForwardService.ForwardDescribePartitions:input_type -> runnel.replica.v1.ForwardDescribePartitionsRequest
-	1,  // 16: runnel.replica.v1.ForwardService.ForwardProduce:output_type -> runnel.replica.v1.ForwardProduceResponse
-	3,  // 17: runnel.replica.v1.ForwardService.ForwardFetch:output_type -> runnel.replica.v1.ForwardFetchResponse
-	5,  // 18: runnel.replica.v1.ForwardService.ForwardListOffsets:output_type -> runnel.replica.v1.ForwardListOffsetsResponse
-	7,  // 19: runnel.replica.v1.ForwardService.ForwardDeleteRecords:output_type -> runnel.replica.v1.ForwardDeleteRecordsResponse
-	9,  // 20: runnel.replica.v1.ForwardService.ForwardDescribePartitions:output_type -> runnel.replica.v1.ForwardDescribePartitionsResponse
-	16, // [16:21] is the sub-list for method output_type
-	11, // [11:16] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	20, // 0: runnel.replica.v1.ForwardProduceRequest.acks:type_name -> runnel.v1.Acks
+	21, // 1: runnel.replica.v1.ForwardProduceRequest.timeout:type_name -> google.protobuf.Duration
+	22, // 2: runnel.replica.v1.ForwardProduceRequest.batch:type_name -> runnel.v1.RecordBatch
+	23, // 3: runnel.replica.v1.ForwardProduceResponse.error:type_name -> runnel.v1.ItemError
+	24, // 4: runnel.replica.v1.ForwardFetchRequest.request:type_name -> runnel.v1.FetchRequest
+	25, // 5: runnel.replica.v1.ForwardFetchResponse.response:type_name -> runnel.v1.FetchResponse
+	26, // 6: runnel.replica.v1.ForwardListOffsetsRequest.request:type_name -> runnel.v1.ListOffsetsRequest
+	27, // 7: runnel.replica.v1.ForwardListOffsetsResponse.response:type_name -> runnel.v1.ListOffsetsResponse
+	28, // 8: runnel.replica.v1.ForwardDeleteRecordsRequest.request:type_name -> runnel.v1.DeleteRecordsRequest
+	29, // 9: runnel.replica.v1.ForwardDeleteRecordsResponse.response:type_name -> runnel.v1.DeleteRecordsResponse
+	30, // 10: runnel.replica.v1.ForwardDescribePartitionsResponse.partitions:type_name -> runnel.v1.PartitionDescription
+	31, // 11: runnel.replica.v1.ForwardJoinRequest.request:type_name -> runnel.v1.JoinRequest
+	32, // 12: runnel.replica.v1.ForwardJoinResponse.response:type_name -> runnel.v1.JoinResponse
+	33, // 13: runnel.replica.v1.ForwardGroupRequest.commit:type_name -> runnel.v1.CommitRequest
+	34, // 14: runnel.replica.v1.ForwardGroupRequest.fetch_offsets:type_name -> runnel.v1.FetchOffsetsRequest
+	35, // 15: runnel.replica.v1.ForwardGroupRequest.describe:type_name -> runnel.v1.DescribeGroupRequest
+	36, // 16: runnel.replica.v1.ForwardGroupRequest.list:type_name -> runnel.v1.ListGroupsRequest
+	14, // 17: runnel.replica.v1.ForwardGroupRequest.reset_offsets:type_name -> runnel.replica.v1.GroupReset
+	37, // 18: runnel.replica.v1.ForwardGroupRequest.delete:type_name -> runnel.v1.DeleteGroupRequest
+	23, // 19: runnel.replica.v1.ForwardGroupResponse.error:type_name -> runnel.v1.ItemError
+	38, // 20: runnel.replica.v1.ForwardGroupResponse.commit:type_name -> runnel.v1.CommitResponse
+	39, // 21: runnel.replica.v1.ForwardGroupResponse.fetch_offsets:type_name -> runnel.v1.FetchOffsetsResponse
+	40, // 22: runnel.replica.v1.ForwardGroupResponse.describe:type_name -> runnel.v1.DescribeGroupResponse
+	41, // 23: runnel.replica.v1.ForwardGroupResponse.list:type_name -> runnel.v1.ListGroupsResponse
+	42, // 24: runnel.replica.v1.ForwardGroupResponse.reset_offsets:type_name -> runnel.v1.ResetOffsetsResponse
+	43, // 25: runnel.replica.v1.ForwardGroupResponse.delete:type_name -> runnel.v1.DeleteGroupResponse
+	15, // 26: runnel.replica.v1.GroupReset.targets:type_name -> runnel.replica.v1.GroupResetTarget
+	21, // 27: runnel.replica.v1.GroupReset.timeout:type_name -> google.protobuf.Duration
+	17, // 28: runnel.replica.v1.ForwardMeasureRequest.places:type_name -> runnel.replica.v1.MeasurePlace
+	19, // 29: runnel.replica.v1.ForwardMeasureResponse.measures:type_name -> runnel.replica.v1.PlaceMeasure
+	23, // 30: runnel.replica.v1.PlaceMeasure.error:type_name -> runnel.v1.ItemError
+	0,  // 31: runnel.replica.v1.ForwardService.ForwardProduce:input_type -> runnel.replica.v1.ForwardProduceRequest
+	2,  // 32: runnel.replica.v1.ForwardService.ForwardFetch:input_type -> runnel.replica.v1.ForwardFetchRequest
+	4,  // 33: runnel.replica.v1.ForwardService.ForwardListOffsets:input_type -> runnel.replica.v1.ForwardListOffsetsRequest
+	6,  // 34: runnel.replica.v1.ForwardService.ForwardDeleteRecords:input_type -> runnel.replica.v1.ForwardDeleteRecordsRequest
+	8,  // 35: runnel.replica.v1.ForwardService.ForwardDescribePartitions:input_type -> runnel.replica.v1.ForwardDescribePartitionsRequest
+	10, // 36: runnel.replica.v1.ForwardService.ForwardJoin:input_type -> runnel.replica.v1.ForwardJoinRequest
+	12, // 37: runnel.replica.v1.ForwardService.ForwardGroup:input_type -> runnel.replica.v1.ForwardGroupRequest
+	16, // 38: runnel.replica.v1.ForwardService.ForwardMeasure:input_type -> runnel.replica.v1.ForwardMeasureRequest
+	1,  // 39: runnel.replica.v1.ForwardService.ForwardProduce:output_type -> runnel.replica.v1.ForwardProduceResponse
+	3,  // 40: runnel.replica.v1.ForwardService.ForwardFetch:output_type -> runnel.replica.v1.ForwardFetchResponse
+	5,  // 41: runnel.replica.v1.ForwardService.ForwardListOffsets:output_type -> runnel.replica.v1.ForwardListOffsetsResponse
+	7,  // 42: runnel.replica.v1.ForwardService.ForwardDeleteRecords:output_type -> runnel.replica.v1.ForwardDeleteRecordsResponse
+	9,  // 43: runnel.replica.v1.ForwardService.ForwardDescribePartitions:output_type -> runnel.replica.v1.ForwardDescribePartitionsResponse
+	11, // 44: runnel.replica.v1.ForwardService.ForwardJoin:output_type -> runnel.replica.v1.ForwardJoinResponse
+	13, // 45: runnel.replica.v1.ForwardService.ForwardGroup:output_type -> runnel.replica.v1.ForwardGroupResponse
+	18, // 46: runnel.replica.v1.ForwardService.ForwardMeasure:output_type -> runnel.replica.v1.ForwardMeasureResponse
+	39, // [39:47] is the sub-list for method output_type
+	31, // [31:39] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_runnel_replica_v1_forward_service_proto_init() }
@@ -786,13 +1763,31 @@ func file_runnel_replica_v1_forward_service_proto_init() {
 		return
 	}
 	file_runnel_replica_v1_forward_service_proto_msgTypes[1].OneofWrappers = []any{}
+	file_runnel_replica_v1_forward_service_proto_msgTypes[12].OneofWrappers = []any{
+		(*ForwardGroupRequest_Commit)(nil),
+		(*ForwardGroupRequest_FetchOffsets)(nil),
+		(*ForwardGroupRequest_Describe)(nil),
+		(*ForwardGroupRequest_List)(nil),
+		(*ForwardGroupRequest_ResetOffsets)(nil),
+		(*ForwardGroupRequest_Delete)(nil),
+	}
+	file_runnel_replica_v1_forward_service_proto_msgTypes[13].OneofWrappers = []any{
+		(*ForwardGroupResponse_Commit)(nil),
+		(*ForwardGroupResponse_FetchOffsets)(nil),
+		(*ForwardGroupResponse_Describe)(nil),
+		(*ForwardGroupResponse_List)(nil),
+		(*ForwardGroupResponse_ResetOffsets)(nil),
+		(*ForwardGroupResponse_Delete)(nil),
+	}
+	file_runnel_replica_v1_forward_service_proto_msgTypes[17].OneofWrappers = []any{}
+	file_runnel_replica_v1_forward_service_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_replica_v1_forward_service_proto_rawDesc), len(file_runnel_replica_v1_forward_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

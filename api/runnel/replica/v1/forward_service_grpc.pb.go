@@ -26,6 +26,9 @@ const (
 	ForwardService_ForwardListOffsets_FullMethodName        = "/runnel.replica.v1.ForwardService/ForwardListOffsets"
 	ForwardService_ForwardDeleteRecords_FullMethodName      = "/runnel.replica.v1.ForwardService/ForwardDeleteRecords"
 	ForwardService_ForwardDescribePartitions_FullMethodName = "/runnel.replica.v1.ForwardService/ForwardDescribePartitions"
+	ForwardService_ForwardJoin_FullMethodName               = "/runnel.replica.v1.ForwardService/ForwardJoin"
+	ForwardService_ForwardGroup_FullMethodName              = "/runnel.replica.v1.ForwardService/ForwardGroup"
+	ForwardService_ForwardMeasure_FullMethodName            = "/runnel.replica.v1.ForwardService/ForwardMeasure"
 )
 
 // ForwardServiceClient is the client API for ForwardService service.
@@ -44,6 +47,12 @@ type ForwardServiceClient interface {
 	ForwardDeleteRecords(ctx context.Context, in *ForwardDeleteRecordsRequest, opts ...grpc.CallOption) (*ForwardDeleteRecordsResponse, error)
 	// For partitions the receiver leads.
 	ForwardDescribePartitions(ctx context.Context, in *ForwardDescribePartitionsRequest, opts ...grpc.CallOption) (*ForwardDescribePartitionsResponse, error)
+	// One client's Join stream, to the coordinator of its group.
+	ForwardJoin(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardJoinRequest, ForwardJoinResponse], error)
+	// A question or a change for groups of one partition of __consumer_offsets.
+	ForwardGroup(ctx context.Context, in *ForwardGroupRequest, opts ...grpc.CallOption) (*ForwardGroupResponse, error)
+	// What leaders know of the places where groups are.
+	ForwardMeasure(ctx context.Context, in *ForwardMeasureRequest, opts ...grpc.CallOption) (*ForwardMeasureResponse, error)
 }
 
 type forwardServiceClient struct {
@@ -110,6 +119,39 @@ func (c *forwardServiceClient) ForwardDescribePartitions(ctx context.Context, in
 	return out, nil
 }
 
+func (c *forwardServiceClient) ForwardJoin(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardJoinRequest, ForwardJoinResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ForwardService_ServiceDesc.Streams[2], ForwardService_ForwardJoin_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ForwardJoinRequest, ForwardJoinResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ForwardService_ForwardJoinClient = grpc.BidiStreamingClient[ForwardJoinRequest, ForwardJoinResponse]
+
+func (c *forwardServiceClient) ForwardGroup(ctx context.Context, in *ForwardGroupRequest, opts ...grpc.CallOption) (*ForwardGroupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForwardGroupResponse)
+	err := c.cc.Invoke(ctx, ForwardService_ForwardGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *forwardServiceClient) ForwardMeasure(ctx context.Context, in *ForwardMeasureRequest, opts ...grpc.CallOption) (*ForwardMeasureResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForwardMeasureResponse)
+	err := c.cc.Invoke(ctx, ForwardService_ForwardMeasure_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ForwardServiceServer is the server API for ForwardService service.
 // All implementations must embed UnimplementedForwardServiceServer
 // for forward compatibility.
@@ -126,6 +168,12 @@ type ForwardServiceServer interface {
 	ForwardDeleteRecords(context.Context, *ForwardDeleteRecordsRequest) (*ForwardDeleteRecordsResponse, error)
 	// For partitions the receiver leads.
 	ForwardDescribePartitions(context.Context, *ForwardDescribePartitionsRequest) (*ForwardDescribePartitionsResponse, error)
+	// One client's Join stream, to the coordinator of its group.
+	ForwardJoin(grpc.BidiStreamingServer[ForwardJoinRequest, ForwardJoinResponse]) error
+	// A question or a change for groups of one partition of __consumer_offsets.
+	ForwardGroup(context.Context, *ForwardGroupRequest) (*ForwardGroupResponse, error)
+	// What leaders know of the places where groups are.
+	ForwardMeasure(context.Context, *ForwardMeasureRequest) (*ForwardMeasureResponse, error)
 	mustEmbedUnimplementedForwardServiceServer()
 }
 
@@ -150,6 +198,15 @@ func (UnimplementedForwardServiceServer) ForwardDeleteRecords(context.Context, *
 }
 func (UnimplementedForwardServiceServer) ForwardDescribePartitions(context.Context, *ForwardDescribePartitionsRequest) (*ForwardDescribePartitionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForwardDescribePartitions not implemented")
+}
+func (UnimplementedForwardServiceServer) ForwardJoin(grpc.BidiStreamingServer[ForwardJoinRequest, ForwardJoinResponse]) error {
+	return status.Error(codes.Unimplemented, "method ForwardJoin not implemented")
+}
+func (UnimplementedForwardServiceServer) ForwardGroup(context.Context, *ForwardGroupRequest) (*ForwardGroupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForwardGroup not implemented")
+}
+func (UnimplementedForwardServiceServer) ForwardMeasure(context.Context, *ForwardMeasureRequest) (*ForwardMeasureResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForwardMeasure not implemented")
 }
 func (UnimplementedForwardServiceServer) mustEmbedUnimplementedForwardServiceServer() {}
 func (UnimplementedForwardServiceServer) testEmbeddedByValue()                        {}
@@ -240,6 +297,49 @@ func _ForwardService_ForwardDescribePartitions_Handler(srv interface{}, ctx cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ForwardService_ForwardJoin_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ForwardServiceServer).ForwardJoin(&grpc.GenericServerStream[ForwardJoinRequest, ForwardJoinResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ForwardService_ForwardJoinServer = grpc.BidiStreamingServer[ForwardJoinRequest, ForwardJoinResponse]
+
+func _ForwardService_ForwardGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForwardGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForwardServiceServer).ForwardGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ForwardService_ForwardGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForwardServiceServer).ForwardGroup(ctx, req.(*ForwardGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ForwardService_ForwardMeasure_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForwardMeasureRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForwardServiceServer).ForwardMeasure(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ForwardService_ForwardMeasure_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForwardServiceServer).ForwardMeasure(ctx, req.(*ForwardMeasureRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ForwardService_ServiceDesc is the grpc.ServiceDesc for ForwardService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -259,6 +359,14 @@ var ForwardService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ForwardDescribePartitions",
 			Handler:    _ForwardService_ForwardDescribePartitions_Handler,
 		},
+		{
+			MethodName: "ForwardGroup",
+			Handler:    _ForwardService_ForwardGroup_Handler,
+		},
+		{
+			MethodName: "ForwardMeasure",
+			Handler:    _ForwardService_ForwardMeasure_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -270,6 +378,12 @@ var ForwardService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ForwardFetch",
 			Handler:       _ForwardService_ForwardFetch_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "ForwardJoin",
+			Handler:       _ForwardService_ForwardJoin_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

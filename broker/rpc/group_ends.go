@@ -1,0 +1,121 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/record"
+)
+
+// An endBook remembers how far partitions are known to be committed. That only
+// grows within a leader epoch.
+type endBook struct {
+	// mu guards the field below
+	mu sync.Mutex
+
+	ends map[endKey]int64
+}
+
+// mostEnds is how many are remembered.
+const mostEnds = 100_000
+
+// An endKey names a partition in one leader epoch.
+type endKey struct {
+	part  router.Part
+	epoch record.Epoch
+}
+
+func (b *endBook) covers(k endKey, offset int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	end, ok := b.ends[k]
+	return ok && offset <= end
+}
+
+func (b *endBook) note(k endKey, end int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	if b.ends == nil || len(b.ends) >= mostEnds {
+		b.ends = map[endKey]int64{}
+	}
+	b.ends[k] = max(b.ends[k], end)
+}
+
+// A commitPlace is an offset that is to be committed.
+type commitPlace struct {
+	topic  *metadata.Topic
+	number int32
+	offset int64
+}
+
+// checkEnds says which offsets are not committed in their partitions, so that
+// nobody can have read what lies before them: those of records of an earlier
+// topic, or of nothing at all.
+func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []error {
+	errs := make([]error, len(places))
+	var asked []offsetAsked
+	var parts []router.Part
+	var at []int
+	var keys []endKey
+	q := &runnelv1.OffsetQuery{
+		Place:     &runnelv1.OffsetQuery_Position{Position: runnelv1.Position_POSITION_LATEST},
+		Isolation: runnelv1.Isolation_ISOLATION_READ_UNCOMMITTED,
+	}
+	for i, p := range places {
+		mp, err := p.topic.Find(p.number)
+		if err != nil {
+			errs[i] = err
+			continue
+		}
+		part := router.Part{Topic: p.topic.ID, Number: p.number}
+		key := endKey{part, mp.LeaderEpoch}
+		if s.ends.covers(key, p.offset) {
+			continue
+		}
+		asked = append(asked, offsetAsked{query: q, topic: p.topic, seek: highWatermark, answer: newAnswer(p.topic, p.number)})
+		parts, at, keys = append(parts, part), append(at, i), append(keys, key)
+	}
+	if len(asked) == 0 {
+		return errs
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	for k, err := range s.deps.Admin.askOffsetAnswers(ctx, asked, parts) {
+		i, a := at[k], asked[k].answer
+		switch {
+		case err != nil:
+			errs[i] = err
+		case places[i].offset > a.GetOffset():
+			errs[i] = beyondEnd(&places[i], a.GetOffset())
+		default:
+			s.ends.note(endKey{keys[k].part, record.Epoch(a.GetLeaderEpoch())}, a.GetOffset())
+		}
+	}
+	return errs
+}
+
+// beyondEnd says that nobody can have read up to an offset.
+func beyondEnd(p *commitPlace, end int64) error {
+	return &factError{
+		kind:  partition.ErrOffsetOutOfRange,
+		text:  fmt.Sprintf("%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end),
+		facts: map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
+	}
+}
+
+// highWatermark is how far this leader knows the partition to be committed. It
+// need not know more: what a reader was given lies below it.
+func highWatermark(p *partition.Partition) (record.Offset, *int64, bool, record.Epoch, error) {
+	st := p.State()
+	if st.Err == nil && !st.Settled {
+		return 0, nil, false, st.Epoch, fmt.Errorf("%s: %w: try again", p, partition.ErrOffsetNotAvailable)
+	}
+	return st.HighWatermark, nil, true, st.Epoch, st.Err
+}
