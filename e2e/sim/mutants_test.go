@@ -74,6 +74,9 @@ func replicationMutations() []mutation {
 		{"20-the-end-is-told-before-it-is-known", "TestStoryEndIsToldWhenItIsKnown", []edit{
 			{coreFile, "return c.role == leading && c.hw >= c.leso }", "return c.role == leading }"},
 		}},
+		{"a-batch-that-is-sent-again-is-stored-again", "TestStoryIdempotentProducer", []edit{
+			{"broker/producer/table.go", "	case first == expected:\n", "	case first <= expected:\n"},
+		}},
 		{"22-a-refused-pipeline-is-not-fenced", "TestStoryOrderThroughAProxy", []edit{
 			{"broker/rpc/forward_pipelines.go", "		st.refused = true\n", ""},
 		}},
