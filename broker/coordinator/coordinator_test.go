@@ -459,3 +459,33 @@ func TestCoordinator_failedAppend(t *testing.T) {
 		}
 	})
 }
+
+// A member is told nothing before its membership is committed; it hears that it
+// was heard all the same.
+func TestCoordinator_joinWaitsForTheHighWatermark(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		r.topic("orders", 2)
+		r.grow() // another replica has to acknowledge, and never does
+		a := r.consumer(memberID(1), reads("orders"))
+		pause(time.Second)
+		a.listen()
+		if a.joined != nil || a.last != nil || len(a.pongs) != 1 {
+			r.t.Errorf("joined %+v, assigned %+v, pongs %v", a.joined, a.last, a.pongs)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if d, err := r.Describe(ctx, 0, "g"); err == nil {
+			r.t.Errorf("a description of what may never have been: %+v", d)
+		}
+		r.lead(1) // the record survived, and the next coordinator finds it
+		r.ready()
+		a.listen()
+		if !a.ended || !errors.Is(a.err, group.ErrLoading) {
+			r.t.Errorf("the stream: %v", a.err)
+		}
+		a.connect(0)
+		if a.joined == nil || !a.joined.Resumed || len(a.last.Parts) != 2 {
+			r.t.Errorf("joined %+v, assigned %+v", a.joined, a.last)
+		}
+	})
+}
