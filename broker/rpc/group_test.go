@@ -277,12 +277,36 @@ func TestGroups_restartsMoveNothing(t *testing.T) {
 			}
 		}
 		again("after the proxy went")
-		w.copyLog(coordinator.Topic, 0, 1)
-		w.move(coordinator.Topic, 0, 1)
+		w.move(coordinator.Topic, 0, -1)
+		w.move(coordinator.Topic, 0, 2) // which reads its log anew, and knows nothing else
 		for _, m := range ms {
 			m.until(func() bool { return m.err != nil })
 		}
 		again("after the coordinator went")
+	})
+}
+
+// Who comes while there is no coordinator waits for one, a little.
+func TestGroups_waitForACoordinator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := groupTown(t, LogOptions{})
+		w.move(coordinator.Topic, 0, -1)
+		m := w.member(1, 1)
+		pass(2 * time.Second)
+		w.move(coordinator.Topic, 0, 2, 1) // it does not know yet that it leads
+		pass(time.Second)
+		w.tell(coordinator.Topic, 0, 2)
+		m.until(func() bool { return m.joined != nil || m.err != nil })
+		if m.err != nil {
+			t.Errorf("it was told %v", m.err)
+		}
+		w.move(coordinator.Topic, 0, -1)
+		m.until(func() bool { return m.err != nil })
+		m.connect(w.brokers[1], m.epoch)
+		m.until(func() bool { return m.err != nil })
+		if m.err.GetReason() != runnelv1.ErrorReason_ERROR_REASON_NO_LEADER || m.err.GetOutcomeUnknown() {
+			t.Errorf("without a coordinator for long: %v", m.err)
+		}
 	})
 }
 
