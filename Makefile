@@ -25,6 +25,8 @@ SOAK_SEEDS ?= 10000
 # in a soak; and how often `make failover` loses each kind of leader.
 FAULTS ?= 60s
 SOAK_FAULTS ?= 10m
+# For how long a soak keeps connections idle.
+SOAK_PINGS ?= 5m
 TRIALS ?= 20
 # How many random clusters `make sim` tries.
 SIM_SEEDS ?= 100
@@ -123,9 +125,10 @@ sim: ## Try SIM_SEEDS clusters in memory under random faults, then take each rul
 	RUNNEL_SIM_MUTATIONS=all go test -count 1 -timeout 60m -run TestMutations -v ./e2e/sim
 
 .PHONY: soak
-soak: ## Try SOAK_SEEDS histories with power cuts, then random faults for SOAK_FAULTS
+soak: ## Try SOAK_SEEDS histories with power cuts, then random faults for SOAK_FAULTS, then silence
 	RUNNEL_SOAK_SEEDS=$(SOAK_SEEDS) go test -count 1 -timeout 120m ./internal/commitlog/... ./internal/vfs/...
 	$(if $(filter-out 0,$(SOAK_FAULTS)),$(MAKE) faults FAULTS=$(SOAK_FAULTS))
+	RUNNEL_PINGS=$(SOAK_PINGS) go test -count 1 -timeout 30m -run 'TestPings' ./e2e/proc
 
 .PHONY: cross
 cross: ## Build for every platform

@@ -56,8 +56,8 @@ type batch struct {
 
 	// sized is size when it was last sent.
 	sized int
-	// late is when its answer is overdue; guarded by its stream's mu.
-	late time.Time
+	// sent is when it was given to a stream; guarded by the stream's mu.
+	sent time.Time
 
 	// encoded is set by the sender, once, before it is first sent: from when it
 	// is in flight until it is given to the stream, builder and encoded are the

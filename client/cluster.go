@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -18,6 +19,11 @@ const (
 	pollInterval = 5 * time.Second
 	// awaitFor bounds await.
 	awaitFor = 200 * time.Millisecond
+	// doubtAfter is how long an answer may be due before others are asked,
+	// askTimeout how long those have, and mostAsked how many there are.
+	doubtAfter = 2 * time.Second
+	askTimeout = time.Second
+	mostAsked  = 8
 )
 
 // A cluster is what a client knows of the brokers, and of who leads what. A
@@ -26,8 +32,9 @@ type cluster struct {
 	c *Client
 	// view is replaced whole, under mu only.
 	view atomic.Pointer[clusterView]
-	// asked tells the watch that there is a new name.
-	asked chan struct{}
+	// asked tells the watch that there is a new name, and doubted, that its
+	// broker may have fallen silent.
+	asked, doubted chan struct{}
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -60,7 +67,7 @@ type leadership struct {
 const noBroker int32 = -1
 
 func newCluster(c *Client) *cluster {
-	k := &cluster{c: c, asked: make(chan struct{}, 1), names: map[string]bool{}, listeners: map[int]func(){}}
+	k := &cluster{c: c, asked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), names: map[string]bool{}, listeners: map[int]func(){}}
 	k.view.Store(&clusterView{})
 	return k
 }
@@ -249,15 +256,72 @@ func (k *cluster) watch(ctx context.Context) (told bool, err error) {
 			k.take(m.GetClusterId(), m.GetBrokers(), m.GetTopics(), m.GetDeletedTopicIds())
 		}
 	})
-	select {
-	case <-over:
-	case <-k.asked:
+	for {
+		select {
+		case <-over:
+			receiver.Wait()
+			return told, rpcError(err)
+		case <-k.asked:
+		case <-k.doubted:
+			if k.askAround(ctx) {
+				continue
+			}
+		}
 		cancel()
 		receiver.Wait()
 		return told, nil
 	}
-	receiver.Wait()
-	return told, rpcError(err)
+}
+
+// doubt makes other brokers be asked, because one that is waited for is silent:
+// if it is the one that should tell of its own end, nobody does.
+func (k *cluster) doubt() { poke(k.doubted) }
+
+// askAround asks all brokers that are known. It is false when the one that is
+// watched does not answer and another one does: then the seeds begin with that.
+func (k *cluster) askAround(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var (
+		asking  sync.WaitGroup
+		mu      sync.Mutex
+		good    []string
+		watched error
+	)
+	asking.Go(func() { watched = k.ask(ctx, k.c.conn) })
+	addrs := slices.Collect(maps.Values(k.view.Load().brokers))
+	for _, addr := range addrs[:min(len(addrs), mostAsked)] {
+		asking.Go(func() {
+			d, err := k.c.directTo(addr)
+			if err == nil {
+				err = k.ask(ctx, d.conn)
+			}
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				good = append(good, addr)
+			}
+		})
+	}
+	asking.Wait()
+	if watched == nil || len(good) == 0 {
+		return true
+	}
+	k.c.reseed(good)
+	return false
+}
+
+// ask asks one broker, once, for all that fits into its first page.
+func (k *cluster) ask(ctx context.Context, conn *grpc.ClientConn) error {
+	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: k.wanted()})
+	if err != nil {
+		return rpcError(err)
+	}
+	if resp.GetClusterId() != k.view.Load().id {
+		return errForeign
+	}
+	k.take(resp.GetClusterId(), resp.GetBrokers(), resp.GetTopics(), nil)
+	return nil
 }
 
 // poll asks once.

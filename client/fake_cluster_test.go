@@ -30,12 +30,13 @@ type fakeNode struct {
 
 	id   int
 	addr string
-	lis  *bufconn.Listener
+	lis  net.Listener
 	srv  *grpc.Server
 	// down makes connections to it be refused, blackhole, hang; cluster is the id
 	// that it gives. direct and proxied count produce requests and partitions to
 	// fetch. The fakeBroker's mu guards them.
 	down, blackhole bool
+	frozen          bool // it answers nothing
 	cluster         string
 	direct, proxied int
 }
@@ -64,7 +65,13 @@ func newFakeCluster(t *testing.T, nodes int, topics map[string]int) *fakeBroker 
 
 func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
 	t.Helper()
-	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: bufconn.Listen(1 << 20)}
+	t.Cleanup(f.startNode(addr, bufconn.Listen(1<<20), knows))
+}
+
+// startNode serves a node at lis, and returns what ends it. With knows it can
+// tell of the cluster.
+func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop func()) {
+	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: lis}
 	d.srv = grpc.NewServer(grpc.MaxRecvMsgSize(5<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	runnelv1.RegisterLogServiceServer(d.srv, d)
@@ -76,16 +83,16 @@ func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
 	f.nodes = append(f.nodes, d)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = d.srv.Serve(d.lis) })
-	t.Cleanup(func() {
+	return func() {
 		d.srv.Stop()
 		serving.Wait()
 		f.readers.Wait()
-	})
+	}
 }
 
 func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
 	f.mu.Lock()
-	var lis *bufconn.Listener
+	var lis net.Listener
 	hang := false
 	for _, d := range f.nodes {
 		if d.addr == addr && !d.down && !f.down {
@@ -100,7 +107,7 @@ func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if lis == nil {
 		return nil, errors.New("connection refused")
 	}
-	return lis.DialContext(ctx)
+	return lis.(*bufconn.Listener).DialContext(ctx)
 }
 
 // lead makes a node the leader of a partition. The caller holds mu, or uses
@@ -143,8 +150,28 @@ func failure(it *runnelv1.ItemError) error {
 	return st.Err()
 }
 
+// stuck does not return while the node is frozen, but with ctx.
+func (d *fakeNode) stuck(ctx context.Context) error {
+	for {
+		d.mu.Lock()
+		changed, frozen := d.changed, d.frozen
+		d.mu.Unlock()
+		if !frozen {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // GetMetadata implements runnelv1.MetadataServiceServer.
-func (d *fakeNode) GetMetadata(_ context.Context, req *runnelv1.GetMetadataRequest) (*runnelv1.GetMetadataResponse, error) {
+func (d *fakeNode) GetMetadata(ctx context.Context, req *runnelv1.GetMetadataRequest) (*runnelv1.GetMetadataResponse, error) {
+	if err := d.stuck(ctx); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &runnelv1.GetMetadataResponse{ClusterId: d.cluster, Brokers: d.members(), Topics: d.metadata(req.GetTopics())}, nil
@@ -180,6 +207,9 @@ func (f *fakeBroker) metadata(names []string) (ms []*runnelv1.TopicMetadata) {
 // WatchMetadata implements runnelv1.MetadataServiceServer.
 func (d *fakeNode) WatchMetadata(req *runnelv1.WatchMetadataRequest, s grpc.ServerStreamingServer[runnelv1.WatchMetadataResponse]) error {
 	for {
+		if err := d.stuck(s.Context()); err != nil {
+			return err
+		}
 		d.mu.Lock()
 		changed := d.changed
 		m := &runnelv1.WatchMetadataResponse{ClusterId: d.cluster, Brokers: d.members(), Topics: d.metadata(req.GetTopics()), SnapshotComplete: true}

@@ -46,6 +46,7 @@ type fakeBroker struct {
 	silent   int  // the fetch stream of this number sends nothing
 	changed  chan struct{}
 	maxBatch int
+	tooLarge int   // batches refused for that
 	mumble   bool  // refuses too large batches without saying its limit
 	sent     int64 // bytes of responses with records
 }
@@ -171,6 +172,25 @@ func (f *fakeBroker) DescribeTopics(_ context.Context, req *runnelv1.DescribeTop
 	return resp, nil
 }
 
+// CreateTopics implements runnelv1.AdminServiceServer.
+func (f *fakeBroker) CreateTopics(_ context.Context, req *runnelv1.CreateTopicsRequest) (*runnelv1.CreateTopicsResponse, error) {
+	resp := &runnelv1.CreateTopicsResponse{}
+	for _, t := range req.GetTopics() {
+		r := &runnelv1.CreateTopicResult{Name: t.GetName()}
+		f.mu.Lock()
+		exists := f.topics[t.GetName()] != nil
+		f.mu.Unlock()
+		if exists {
+			r.Error = item(runnelv1.ErrorReason_ERROR_REASON_TOPIC_EXISTS, codes.AlreadyExists)
+		} else {
+			f.create(t.GetName(), int(t.GetPartitions()))
+			r.Created, r.Applied = new(true), new(true)
+		}
+		resp.Results = append(resp.Results, r)
+	}
+	return resp, nil
+}
+
 func (f *fakeBroker) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsRequest) (*runnelv1.ListOffsetsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -218,6 +238,9 @@ func (d *fakeNode) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest, r
 				return err
 			}
 			continue
+		}
+		if err := d.stuck(s.Context()); err != nil {
+			return err
 		}
 		a := f.decide(req)
 		if a.wait > 0 {
@@ -292,6 +315,7 @@ func (d *fakeNode) store(req *runnelv1.ProduceRequest) (*int64, bool, *runnelv1.
 		return nil, false, ierr
 	}
 	if f.maxBatch > 0 && b.FrameSize() > f.maxBatch {
+		f.tooLarge++
 		if f.mumble {
 			return nil, false, item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)
 		}

@@ -97,8 +97,11 @@ func (s *fetchStream) send(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case now := <-alive.C:
-			if s.silent(now) >= 3*progressInterval {
+			switch silent := s.silent(now); {
+			case silent >= 3*progressInterval:
 				return errStreamSilent
+			case silent >= progressInterval+doubtAfter:
+				s.r.c.cluster.doubt()
 			}
 			if now.Sub(sent) >= keepAliveAfter {
 				req = &runnelv1.FetchRequest{}

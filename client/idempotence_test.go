@@ -74,8 +74,8 @@ func TestProducer_retriesStoreNothingTwice(t *testing.T) {
 			}
 			return action{}
 		},
-		"too large now and then": func(n int, _ *runnelv1.ProduceRequest) action {
-			if n == 3 || n == 7 {
+		"too large now and then": func(n int, req *runnelv1.ProduceRequest) action {
+			if (n == 3 || n == 7) && req.GetBatch().GetRecordCount() > 1 {
 				return action{err: item(runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE, codes.InvalidArgument)}
 			}
 			return action{}
@@ -201,5 +201,58 @@ func TestProducer_leaderMovesAtTheFirstBatches(t *testing.T) {
 		if moves := f.topics["t"].parts[0].epoch; moves < 30 {
 			t.Errorf("only %d leader moves", moves)
 		}
+	})
+}
+
+// A record whose time was up before its answer is unknown, and stored late; the
+// ones after it are stored all the same, and none is taken for it.
+func TestProducer_goesOnAfterUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			if n == 2 {
+				return action{wait: 5 * time.Second}
+			}
+			return action{}
+		}
+		p := producer(t, f.client(t), client.DeliveryTimeout(time.Second))
+		y := newTally()
+		for i := range 4 {
+			send(t, p, y, i, i+1)
+			flush(t, p)
+		}
+		time.Sleep(10 * time.Second)
+		send(t, p, y, 4, 6)
+		flush(t, p)
+		if y.results["1"].Outcome() != client.Unknown || y.results["0"].Outcome() != client.Acknowledged || y.results["5"].Outcome() != client.Acknowledged {
+			t.Errorf("outcomes: %+v", y.results)
+		}
+		y.check(t, 6-y.count(client.Unknown), 0, y.count(client.Unknown))
+		f.increasing(t, y)
+	})
+}
+
+// Without numbers too, the order is kept and nothing fails while leaders move:
+// what goes to the next leader waits for the answers of the last one.
+func TestProducer_leaderMovesWithoutNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 1})
+		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			if n%10 == 5 {
+				p := f.topics["t"].parts[0]
+				p.lead((p.leader + 1) % 3)
+				close(f.changed) // the watches tell at once
+				f.changed = make(chan struct{})
+			}
+			return action{wait: time.Duration(n%3) * 10 * time.Millisecond}
+		}
+		p := producer(t, f.client(t), client.BatchBytes(1<<10), client.WithoutIdempotence())
+		y := newTally()
+		p.Produce(t.Context(), client.Record{Topic: "t", Key: make([]byte, 2<<10), Value: []byte("0")}, y.done("0"))
+		flush(t, p)
+		send(t, p, y, 1, 10_000)
+		flush(t, p)
+		y.check(t, 10_000, 0, 0)
+		f.increasing(t, y)
 	})
 }

@@ -29,9 +29,6 @@ func (p *Producer) identified() bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.identity.Load() != nil {
-		return true // just now; and there is never another one
-	}
 	if !p.identifying {
 		p.identifying = p.startLocked(p.identify)
 	}
@@ -45,7 +42,8 @@ func (p *Producer) identify(ctx context.Context) {
 	for attempt := 1; ; attempt++ {
 		var id *identity
 		if id, err = p.c.initProducer(ctx); err == nil {
-			p.identity.Store(id)
+			// Never another one: what was sent under the first is known by it.
+			p.identity.CompareAndSwap(nil, id)
 			break
 		}
 		p.mu.Lock()

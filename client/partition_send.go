@@ -88,7 +88,7 @@ func (pt *partition) moved() {
 }
 
 // recallAfter is how long the former leader may take to answer.
-const recallAfter = time.Second
+const recallAfter = 250 * time.Millisecond
 
 func (pt *partition) strandedLocked() bool {
 	if !pt.p.o.idempotent || len(pt.inflight) == 0 || pt.lane == nil || pt.lane.place == viaSeed {

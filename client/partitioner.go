@@ -60,21 +60,21 @@ type sticky struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	partition int32 // -1 before the first choice
+	partition int32 // -1 before the first choice, which is at random
 	left      int   // bytes until the next choice
 }
 
 // choose returns the partition, out of n, for a record of size bytes. Each
-// partition gets at least run bytes in a row.
+// partition gets at least run bytes in a row, and all get the same, whatever
+// becomes of what is sent there: one that is slow gets no more than others.
 func (s *sticky) choose(size, run int, n int32) int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.left <= 0 || s.partition >= n || s.partition < 0 {
-		next := rand.Int32N(n) //nolint:gosec // to spread, not to hide
-		if next == s.partition {
-			next = (next + 1) % n
-		}
-		s.partition, s.left = next, run
+	switch {
+	case s.partition < 0:
+		s.partition, s.left = rand.Int32N(n), run //nolint:gosec // to spread, not to hide
+	case s.left <= 0, s.partition >= n:
+		s.partition, s.left = (s.partition+1)%n, run
 	}
 	s.left -= size
 	return s.partition

@@ -21,7 +21,7 @@ const (
 	// maxAckTimeout is the longest that brokers wait for acknowledgements.
 	maxAckTimeout = 5 * time.Minute
 	// retryAckTimeout is how long they may where what is in doubt is sent again,
-	// and lateAnswer is how long after that a stream without an answer is given up.
+	// and lateAnswer how long after that a stream without an answer is given up.
 	retryAckTimeout = 30 * time.Second
 	lateAnswer      = 5 * time.Second
 )
@@ -100,7 +100,7 @@ func (s *produceStream) serve(ctx context.Context) error {
 
 // send sends batches until the stream is over, false, or to be ended, true.
 func (s *produceStream) send(ctx context.Context) bool {
-	alive := time.NewTicker(keepAliveAfter / 4)
+	alive := time.NewTicker(doubtAfter / 2)
 	defer alive.Stop()
 	sent := time.Now()
 	for {
@@ -177,7 +177,7 @@ func (s *produceStream) sendOne(pt *partition) bool {
 	b.encoded.Ref()
 	timeout := s.p.ackTimeout(b.due.Sub(now))
 	s.mu.Lock()
-	b.late = now.Add(timeout + lateAnswer)
+	b.sent = now
 	s.lastID++
 	request := s.lastID
 	s.inflight[request] = b
@@ -212,17 +212,16 @@ func (p *Producer) ackTimeout(left time.Duration) time.Duration {
 	return min(max(left-min(left/10, 2*time.Second), time.Millisecond), most)
 }
 
-// overdue reports whether an answer should have come, where it helps to ask
-// again.
-func (s *produceStream) overdue(now time.Time) bool {
+// due returns how long the oldest answer has been waited for.
+func (s *produceStream) due(now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, request := range s.order {
 		if b := s.inflight[request]; b != nil {
-			return s.p.o.idempotent && now.After(b.late)
+			return now.Sub(b.sent)
 		}
 	}
-	return false
+	return 0
 }
 
 // keepAlive says an empty word after a long silence, and ends a stream on
@@ -235,9 +234,12 @@ func (s *produceStream) keepAlive(now, sent time.Time) bool {
 		s.cancel(errStreamSilent)
 		return false
 	}
-	if s.overdue(now) {
-		s.cancel(errNoAnswer)
-		return false
+	if due := s.due(now); due >= doubtAfter {
+		s.p.c.cluster.doubt()
+		if s.p.o.idempotent && due >= retryAckTimeout+lateAnswer {
+			s.cancel(errNoAnswer)
+			return false
+		}
 	}
 	if now.Sub(sent) < keepAliveAfter {
 		return true

@@ -204,7 +204,7 @@ func TestProducer_absentAndEmptyDiffer(t *testing.T) {
 	})
 }
 
-// A full buffer, and a caller that waits for its record, end the linger (PD-01).
+// PD-01: a full buffer, and a caller that waits for its record, end the linger.
 func TestProducer_lingerEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
@@ -236,7 +236,7 @@ func TestProducer_lingerEndsEarly(t *testing.T) {
 	})
 }
 
-// A batch that is too large for the broker is cut up, and each part once (PD-04).
+// A batch that is too large for the broker is cut up, and each part once.
 func TestProducer_splitsWhatIsTooLarge(t *testing.T) {
 	t.Run("the broker says its limit", func(t *testing.T) { testSplit(t, false) })
 	t.Run("the broker does not", func(t *testing.T) { testSplit(t, true) })
@@ -264,7 +264,37 @@ func testSplit(t *testing.T, mumble bool) {
 	})
 }
 
-// What can never be taken fails at once, alone, and is not tried again (PD-06).
+// PD-04: the broker's limit is far below the client's. It is learned, and few
+// requests are in vain.
+func TestProducer_learnsTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.maxBatch = 1 << 20
+		p := producer(t, f.client(t), client.BatchBytes(3<<20))
+		y := newTally()
+		pad := make([]byte, 500)
+		for i := range 10000 {
+			v := itoa(i)
+			p.Produce(t.Context(), client.Record{Topic: "t", Key: pad, Value: []byte(v)}, y.done(v))
+		}
+		flush(t, p)
+		y.check(t, 10000, 0, 0)
+		f.exactly(t, 10000)
+		if f.calls > 40 {
+			t.Errorf("%d requests for 5 MB in batches of 1 MiB", f.calls)
+		}
+		before := f.tooLarge
+		for i := range 10000 {
+			p.Produce(t.Context(), client.Record{Topic: "t", Key: pad, Value: []byte(itoa(i))}, nil)
+		}
+		flush(t, p)
+		if again := f.tooLarge - before; again > 0 {
+			t.Errorf("%d batches were too large again: the limit was forgotten", again)
+		}
+	})
+}
+
+// PD-06: what can never be taken fails at once, alone, and is not tried again.
 func TestProducer_permanentErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})

@@ -177,6 +177,15 @@ func (c *Client) directTo(addr string) (*directConn, error) {
 	return d, nil
 }
 
+// reseed makes the connection to a seed be one to a broker that answers.
+func (c *Client) reseed(good []string) {
+	c.mu.Lock()
+	all := slices.Concat(good, c.brokers, c.learned)
+	c.mu.Unlock()
+	c.seeds.UpdateState(addresses(good)) // leaves any other one
+	c.seeds.UpdateState(addresses(slices.Compact(all)))
+}
+
 // stream opens a bidirectional stream to p on which hot messages are not
 // decoded by generated code. It ends with ctx.
 func (c *Client) stream(ctx context.Context, p place, method string) (grpc.ClientStream, error) {

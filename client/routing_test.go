@@ -207,6 +207,38 @@ func TestProducer_frozenLeader(t *testing.T) {
 	})
 }
 
+// The leader that falls silent is also the only seed, which would tell of its
+// end: others are asked.
+func TestProducer_frozenSeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 1})
+		c := f.client(t)
+		p := producer(t, c, client.BatchBytes(1<<10))
+		y := newTally()
+		send(t, p, y, 0, 500)
+		flush(t, p)
+		f.locked(func() {
+			f.nodes[0].frozen = true
+			f.topics["t"].parts[0].lead(1)
+		})
+		begun := time.Now()
+		send(t, p, y, 500, 1000)
+		flush(t, p)
+		if took := time.Since(begun); took > 6*time.Second {
+			t.Errorf("took %v", took)
+		}
+		y.check(t, 1000, 0, 0)
+		f.exactly(t, 1000)
+		f.locked(func() { f.topics["t"].parts[0].lead(2) })
+		begun = time.Now()
+		send(t, p, y, 1000, 1500)
+		flush(t, p)
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("the next move took %v", took)
+		}
+	})
+}
+
 // A reader keeps its place, and every record is read once, while leaders move.
 func TestReader_leaderMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -176,6 +176,7 @@ type broker struct {
 
 	mute            bool // sends no heartbeats
 	lazy            bool // never says that it applied anything
+	diskLow         bool // says that its disk is nearly full
 	stubborn        int  // hand-overs it puts off before it releases; -1: all
 	deaf            bool // does not answer hand-overs
 	epoch           int64
@@ -284,6 +285,7 @@ func (b *broker) heartbeat() {
 	if b.lazy {
 		hb.AppliedRevision = 0
 	}
+	hb.DiskLow = b.diskLow
 	b.mu.Unlock()
 	b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Heartbeat{Heartbeat: hb}}
 }

@@ -323,3 +323,31 @@ func TestLeadershipRequest(t *testing.T) {
 		})
 	}
 }
+
+// A leader whose disk is nearly full refuses clients' records, so others lead; of them those with room first. The preferred leader
+// is not given it back before it has room.
+func TestDiskLow_others_lead(t *testing.T) {
+	three(t, func(w *world, _ controllerv1.ControllerServiceClient, b []*broker, topic string) {
+		t := w.t
+		led := func(who int) func() bool {
+			return func() bool { return b[0].partitions[partitionName(topic, 0)].GetLeader() == b[who].id() }
+		}
+		low := func(who int, on bool) { b[who].locked(func() { b[who].diskLow = on }) }
+		low(1, true)
+		low(0, true)
+		b[0].until("the one with room leads", led(2))
+		if p := b[0].partition(topic, 0); p.GetLeaderEpoch() != 2 || len(p.GetIsr()) != 3 {
+			t.Errorf("by way of another, or not in order: %v", p)
+		}
+		low(2, true)
+		time.Sleep(2 * time.Minute)
+		if p := b[0].partition(topic, 0); p.GetLeader() != b[2].id() || p.GetLeaderEpoch() != 2 {
+			t.Errorf("moved though nobody has room: %v", p)
+		}
+		low(1, false)
+		b[0].until("another one with room leads", led(1))
+		low(0, false)
+		low(2, false)
+		b[0].until("the preferred one leads again", led(0))
+	})
+}

@@ -69,6 +69,18 @@ type door struct {
 	mu sync.Mutex
 
 	answer *replicav1.ProbeResponse
+	holds  *replicav1.DescribeReplicaResponse // nil: it does not say
+}
+
+// DescribeReplica implements replicav1.ReplicaServiceServer.
+func (d *door) DescribeReplica(ctx context.Context, req *replicav1.DescribeReplicaRequest) (*replicav1.DescribeReplicaResponse, error) {
+	d.mu.Lock()
+	holds := proto.CloneOf(d.holds)
+	d.mu.Unlock()
+	if holds == nil {
+		return d.UnimplementedReplicaServiceServer.DescribeReplica(ctx, req)
+	}
+	return holds, nil
 }
 
 // Probe implements replicav1.ReplicaServiceServer.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 )
 
@@ -111,6 +112,60 @@ func TestFenceBroker_holds_until_the_process_starts_anew(t *testing.T) {
 		for what, req := range map[string]*runnelv1.FenceBrokerRequest{"nobody": {}, "a stranger": {BrokerId: new(int32(77))}} {
 			_, err := c.FenceBroker(t.Context(), &controllerv1.FenceBrokerRequest{Request: req})
 			wantReason(t, what, err, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		}
+	})
+}
+
+// What brokers hold by now is asked of them: since they registered they may have copied more. Of one that does not answer, and
+// of one that is not the registered process, the last report stands.
+func TestRecoverPartition_asks_the_brokers(t *testing.T) {
+	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
+		topic := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", ReplicationFactor: new(int32(3)), Configs: map[string]string{"min.insync.replicas": "1"}}).GetTopicId()
+		order := b[0].partition(topic, 0).GetReplicas()
+		lead, x, y := b[order[0]-1], b[order[1]-1], b[order[2]-1]
+		lead.propose(1, topic, 0, lead.id())
+		lead.awaitISR(topic, 0, lead.id())
+		lead.leave()
+		x.until("the fence", func() bool { return x.phaseLocked(lead.id()) == fenced })
+		holds := func(b *broker, end int64) *door {
+			d := b.open()
+			d.holds = &replicav1.DescribeReplicaResponse{
+				Incarnation: b.register.GetBroker().GetIncarnation(), Held: true, LastEpoch: 1, LogEndOffset: end, HighWatermark: end - 5, Intact: true,
+			}
+			return d
+		}
+		asked := func() map[int32]*runnelv1.PartitionCopy {
+			t.Helper()
+			resp, err := c.RecoverPartition(t.Context(), recoverRequest("t", nil, true))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := map[int32]*runnelv1.PartitionCopy{-1: {BrokerId: resp.GetResponse().Leader}}
+			for _, cp := range resp.GetResponse().GetCopies() {
+				out[cp.GetBrokerId()] = cp
+			}
+			return out
+		}
+		start := time.Now()
+		time.Sleep(time.Hour)
+		if got := asked()[x.id()]; got.GetLogEndOffset() != 0 || got.GetReportedAt().AsTime().After(start) {
+			t.Errorf("of one that does not answer: %v", got)
+		}
+		dx, _ := holds(x, 40), holds(y, 70)
+		got := asked()
+		if cp := got[x.id()]; cp.GetLogEndOffset() != 40 || cp.GetHighWatermark() != 35 || cp.GetMissingRecords() != 30 || cp.GetMissingCommitted() != 25 ||
+			!cp.GetIntact() || time.Since(cp.GetReportedAt().AsTime()) > time.Second {
+			t.Errorf("of one that answers: %v", cp)
+		}
+		if got[-1].GetBrokerId() != y.id() {
+			t.Errorf("chosen: %v", got[-1])
+		}
+		dx.mu.Lock()
+		dx.holds.Incarnation = "another"
+		dx.mu.Unlock()
+		if got := asked()[x.id()]; got.GetLogEndOffset() != 0 {
+			t.Errorf("of another process: %v", got)
 		}
 	})
 }

@@ -135,9 +135,13 @@ func (c *core) ready(id metadata.BrokerID) bool {
 }
 
 // wanted returns the ISR this leader would have: with replicas that have caught
-// up and, if lag is judged, without members that lag.
+// up, without members that withdrew and, if lag is judged, without those that
+// lag.
 func (c *core) wanted(judge bool, now time.Time) []metadata.BrokerID {
-	want := slices.Clone(c.committed)
+	want := slices.DeleteFunc(slices.Clone(c.committed), func(id metadata.BrokerID) bool {
+		f := c.followers[id]
+		return f != nil && f.withdrew
+	})
 	if judge {
 		c.charge(now)
 		want = slices.DeleteFunc(want, func(id metadata.BrokerID) bool {

@@ -291,3 +291,39 @@ func TestLag_bounded(t *testing.T) {
 		t.Errorf("behind for %v", got)
 	}
 }
+
+// A follower that can take nothing more asks not to be waited for: it leaves at
+// once, also when lag is not judged, and joins again by subscribing and catching
+// up.
+func TestWithdraw(t *testing.T) {
+	c := inSync(t, ids(1, 2, 3))
+	c.minISR = 2
+	c.appended(1, after(time.Second))
+	sends(c, after(time.Second))
+	has(c, 3, 1, after(time.Second))
+	c.withdraw(2, c.followers[2].subscription-1, after(time.Second))
+	if got := proposes(c, true, after(time.Second)); got != nil {
+		t.Fatalf("withdrew a subscription that is over: proposes %v", got)
+	}
+	c.withdraw(2, c.followers[2].subscription, after(time.Second))
+	if got := proposes(c, false, after(time.Second)); !slices.Equal(got, ids(1, 3)) {
+		t.Fatalf("proposes %v", got)
+	}
+	if c.hw != 0 {
+		t.Error("committed without a member that may not have left")
+	}
+	c.resolve(&metadata.Partition{Leader: 1, LeaderEpoch: c.epoch, PartitionEpoch: c.partitionEpoch + 1, Replicas: ids(1, 2, 3), ISR: ids(1, 3), MinISR: 2}, c.session)
+	if c.hw != 1 {
+		t.Error("not committed with the members there are")
+	}
+	if got := proposes(c, true, after(2*time.Second)); got != nil {
+		t.Fatalf("proposes %v", got)
+	}
+	if a, err := c.subscribe(FollowerSubscribe{Follower: 2, BrokerEpoch: 20, Epoch: c.epoch, Subscription: 2}, logOf(0), after(3*time.Second)); err != nil || a.Kind != Accepted {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	has(c, 2, 1, after(3*time.Second))
+	if got := proposes(c, false, after(3*time.Second)); !slices.Equal(got, ids(1, 3, 2)) {
+		t.Errorf("proposes %v", got)
+	}
+}

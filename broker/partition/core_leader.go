@@ -16,6 +16,9 @@ type follower struct {
 	brokerEpoch  int64
 	// subscribed: the subscription was accepted and has not ended.
 	subscribed bool
+	// withdrew: it said that it can take nothing more for a while, and has not
+	// subscribed anew.
+	withdrew bool
 	// acked: it acknowledged in this epoch, and so has cut its log to this
 	// leader's. Without it nothing below counts.
 	acked bool
@@ -189,6 +192,14 @@ func (c *core) gone(id metadata.BrokerID, subscription int64, now time.Time) {
 	if f := c.subscription(id, subscription); f != nil {
 		c.chargeOne(f, now)
 		f.subscribed = false
+	}
+}
+
+// withdraw ends a subscription of a follower that asks to leave the ISR.
+func (c *core) withdraw(id metadata.BrokerID, subscription int64, now time.Time) {
+	if f := c.subscription(id, subscription); f != nil {
+		f.withdrew = true
+		c.gone(id, subscription, now)
 	}
 }
 

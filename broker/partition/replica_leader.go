@@ -146,6 +146,21 @@ func (p *Partition) FollowerGone(follower metadata.BrokerID, subscription int64)
 	}
 }
 
+// FollowerWithdrew ends a subscription whose follower asks to leave the ISR,
+// because it can take nothing more for a while.
+func (p *Partition) FollowerWithdrew(follower metadata.BrokerID, subscription int64) {
+	p.mu.Lock()
+	send := func() {}
+	if p.core.subscription(follower, subscription) != nil {
+		now := time.Now()
+		p.core.withdraw(follower, subscription, now)
+		delete(p.subs, follower)
+		send = p.proposeLocked(false, now)
+	}
+	p.mu.Unlock()
+	send()
+}
+
 // linkAtLocked is when the newest heartbeat was sent that a follower answered.
 func (p *Partition) linkAtLocked(id metadata.BrokerID) time.Time {
 	if s := p.subs[id]; s != nil {

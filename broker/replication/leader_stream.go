@@ -166,7 +166,7 @@ func (s *leaderStream) receive() error {
 		case m.GetSubscribe() != nil:
 			err = s.subscribe(m.GetSubscribe())
 		case m.GetUnsubscribe() != nil:
-			s.unsubscribe(m.GetUnsubscribe().GetSubscription())
+			s.unsubscribe(m.GetUnsubscribe())
 		case m.GetHeartbeatAck() != nil:
 			s.confirm(m.GetHeartbeatAck().GetNumber())
 		case m.GetOpen() != nil:
@@ -227,9 +227,14 @@ func (s *leaderStream) confirm(number uint64) {
 }
 
 // unsubscribe ends a subscription that the follower gave up.
-func (s *leaderStream) unsubscribe(number int64) {
+func (s *leaderStream) unsubscribe(m *replicav1.Unsubscribe) {
+	number := m.GetSubscription()
 	if sub := s.forget(number); sub != nil {
-		sub.part.FollowerGone(s.follower, number)
+		if m.GetWithdraw() {
+			sub.part.FollowerWithdrew(s.follower, number)
+		} else {
+			sub.part.FollowerGone(s.follower, number)
+		}
 		s.inbox.control(control{end: number})
 	}
 }

@@ -48,9 +48,11 @@ func (o *outbox) say(m *replicav1.ReplicateRequest) {
 	o.poke()
 }
 
-// unsubscribe gives a subscription up.
-func (o *outbox) unsubscribe(number int64) {
-	o.say(&replicav1.ReplicateRequest{Event: &replicav1.ReplicateRequest_Unsubscribe{Unsubscribe: &replicav1.Unsubscribe{Subscription: number}}})
+// unsubscribe gives a subscription up; with withdraw, for a while.
+func (o *outbox) unsubscribe(number int64, withdraw bool) {
+	o.say(&replicav1.ReplicateRequest{Event: &replicav1.ReplicateRequest_Unsubscribe{Unsubscribe: &replicav1.Unsubscribe{
+		Subscription: number, Withdraw: withdraw,
+	}}})
 }
 
 // ack notes that there is something to acknowledge, and credit to give back.

@@ -81,7 +81,7 @@ func (p *peer) remove(r *replica) {
 	l := p.link
 	p.mu.Unlock()
 	if n := r.number.Load(); l != nil && n != 0 {
-		r.renounce(l, n)
+		r.renounce(l, n, false)
 	}
 	r.close()
 }
@@ -361,7 +361,7 @@ func (p *peer) renounce(l *link) {
 				continue
 			}
 		}
-		r.renounce(l, n)
+		r.renounce(l, n, false)
 		r.post(item{kind: itemGiveUp, link: l, number: n})
 	}
 }

@@ -207,24 +207,28 @@ func (r *replica) start(l *link) {
 }
 
 // renounce tells the leader, once, that a subscription is given up.
-func (r *replica) renounce(l *link, number int64) {
+func (r *replica) renounce(l *link, number int64, withdraw bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	if r.givenUp != number {
 		r.givenUp = number
-		l.out.unsubscribe(number)
+		l.out.unsubscribe(number, withdraw)
 	}
 }
 
 // drop gives the subscription up, if there is one, and says so first: what the
 // log does next, this subscription does not vouch for.
-func (r *replica) drop() {
+func (r *replica) drop() { r.giveUp(false) }
+
+// giveUp is drop; with withdraw the leader is asked to wait for this replica no
+// more.
+func (r *replica) giveUp(withdraw bool) {
 	number := r.number.Load()
 	if number == 0 {
 		return
 	}
-	r.renounce(r.link, number)
+	r.renounce(r.link, number, withdraw)
 	r.number.Store(0)
 	r.accepted = false
 	r.peer.route(number, nil)
@@ -282,7 +286,7 @@ func (r *replica) take(it *item) {
 
 // failed drops the subscription because of what came over it, and tries anew.
 func (r *replica) failed(err error) {
-	r.drop()
+	r.giveUp(errors.Is(err, partition.ErrStorageFull))
 	owner := r.peer.owner
 	owner.deps.Metrics.dropped.Inc()
 	if errors.Is(err, partition.ErrDiverged) {

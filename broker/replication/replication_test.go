@@ -485,3 +485,33 @@ func TestCatchUp_isThrottledAndAside(t *testing.T) {
 		w.same(id, 1)
 	})
 }
+
+// A follower whose disk is full is not waited for: it leaves the ISR at once,
+// not when it has lagged for long enough, and joins again when it has room.
+func TestFullDisk_followerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 1, 2, 3)
+		defer w.end()
+		id := w.topic(async, 1, 2, 1, 2, 3)
+		synctest.Wait()
+		_, committed := w.nodes[1].append(id, 0, 1, 1000)
+		w.within(time.Second, "all have room", w.done(committed))
+		free, total, err := w.nodes[2].mem.Free("data")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.nodes[2].mem.SetCapacity(total - free + 1)
+		_, committed = w.nodes[1].append(id, 0, 1, 1000)
+		w.within(time.Second, "the others go on", w.done(committed))
+		if isr := w.isr(id, 0); !slices.Equal(isr, []int32{1, 3}) {
+			t.Errorf("isr %v", isr)
+		}
+		time.Sleep(time.Minute)
+		if isr := w.isr(id, 0); !slices.Equal(isr, []int32{1, 3}) {
+			t.Errorf("isr %v, and the disk is full", isr)
+		}
+		w.nodes[2].mem.SetCapacity(0)
+		w.within(time.Minute, "it is in sync again", func() bool { return len(w.isr(id, 0)) == 3 })
+		w.same(id, 0)
+	})
+}

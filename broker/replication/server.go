@@ -49,6 +49,20 @@ func (s *Server) Probe(context.Context, *replicav1.ProbeRequest) (*replicav1.Pro
 	}, nil
 }
 
+// DescribeReplica implements replicav1.ReplicaServiceServer.
+func (s *Server) DescribeReplica(_ context.Context, req *replicav1.DescribeReplicaRequest) (*replicav1.DescribeReplicaResponse, error) {
+	id, err := metadata.ParseTopicID(req.GetTopicId())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
+	out := &replicav1.DescribeReplicaResponse{Incarnation: s.deps.Incarnation}
+	if c, held := s.deps.Set.Describe(id, req.GetPartition()); held {
+		out.Held, out.Intact = true, c.Intact
+		out.LastEpoch, out.LogEndOffset, out.HighWatermark = int64(c.LastEpoch), int64(c.LogEnd), int64(c.HighWatermark)
+	}
+	return out, nil
+}
+
 // Replicate implements replicav1.ReplicaServiceServer.
 func (s *Server) Replicate(ss grpc.BidiStreamingServer[replicav1.ReplicateRequest, replicav1.ReplicateResponse]) error {
 	first, err := ss.Recv()

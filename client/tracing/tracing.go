@@ -113,7 +113,8 @@ func (c carrier) Set(key, value string) {
 			hs = append(hs, h)
 		}
 	}
-	c.r.Headers = append(hs, client.Header{Key: key, Value: []byte(value)})
+	hs = append(hs, client.Header{Key: key, Value: []byte(value)})
+	c.r.Headers = hs
 }
 
 // Keys returns the names of all headers.

@@ -97,9 +97,10 @@ type desk struct {
 	fenced []time.Time
 	// moves are the hand-overs under way.
 	moves map[state.PartitionKey]*move
-	// misled is since when each partition waits for its preferred leader; misledNext is when they are looked at again.
-	misled     map[state.PartitionKey]misled
-	misledNext time.Time
+	// misled is since when each partition waits for its preferred leader.
+	misled map[state.PartitionKey]misled
+	// planNext is when it is looked again who should lead.
+	planNext time.Time
 	// limbo are the partitions that a transaction of proposals may still change whose outcome is unknown, each with the revision
 	// that the transaction expects it at.
 	limbo map[state.PartitionKey]state.Revision

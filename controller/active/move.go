@@ -15,7 +15,7 @@ const (
 	forceRequest  = 2 * time.Second         // after which a leader that asked to be replaced is
 	moveLapse     = 5 * time.Second         // after which any other hand-over is given up
 	maxRebalances = 64                      // hand-overs to preferred leaders at a time
-	misledPeriod  = time.Second             // how often preferred leaders are looked for
+	planPeriod    = time.Second             // how often it is looked who should lead
 )
 
 // A HandOver asks the broker of a session to give a leadership away.
@@ -33,6 +33,7 @@ const (
 	moveShutdown  cause = "shutdown"
 	moveRequest   cause = "request"
 	movePreferred cause = "preferred"
+	moveDisk      cause = "disk"
 )
 
 // A move is a hand-over under way. It ends with the session of the leader, with its epoch, or with the change.
@@ -81,7 +82,7 @@ func (a *Active) Replace(ctx context.Context, adm *Admission, r LeadershipReques
 		a.view(func(i *state.Image) {
 			p := i.Partition(r.Key)
 			if p != nil && p.Leader == s.Broker() && p.LeaderEpoch == r.Epoch {
-				to = i.Successor(p, state.NoLeader)
+				to = a.successor(i, p)
 				ok = to != state.NoLeader
 			}
 		})
@@ -124,7 +125,11 @@ func (a *Active) plan() {
 	now := time.Now()
 	a.view(func(i *state.Image) {
 		a.planLeaving(i)
-		a.planPreferred(i, now)
+		if !now.Before(a.desk.planNext) {
+			a.desk.planNext = now.Add(planPeriod)
+			a.planPreferred(i, now)
+			a.planDisk(i)
+		}
 		for k, m := range a.desk.moves {
 			p := i.Partition(k)
 			over := p == nil || p.Leader != m.from || p.LeaderEpoch != m.epoch || a.roster.Connected(m.from) != m.session ||
@@ -158,7 +163,7 @@ func (a *Active) planLeaving(i *state.Image) {
 		for _, p := range led {
 			k := p.PartitionKey()
 			if m := a.desk.moves[k]; m == nil || m.force() == 0 {
-				a.begin(k, &move{cause: moveShutdown, session: s, from: id, to: i.Successor(p, state.NoLeader), epoch: p.LeaderEpoch})
+				a.begin(k, &move{cause: moveShutdown, session: s, from: id, to: a.successor(i, p), epoch: p.LeaderEpoch})
 			}
 		}
 		if len(led) == 0 && i.Settled(id) {
@@ -176,16 +181,7 @@ type misled struct {
 
 // planPreferred hands leaderships back to preferred leaders once their partitions have been whole for long enough.
 func (a *Active) planPreferred(i *state.Image, now time.Time) {
-	if now.Before(a.desk.misledNext) {
-		return
-	}
-	a.desk.misledNext = now.Add(misledPeriod)
-	moving := 0
-	for _, m := range a.desk.moves {
-		if m.cause == movePreferred {
-			moving++
-		}
-	}
+	moving := a.moving(movePreferred)
 	seen := map[state.PartitionKey]misled{}
 	for _, p := range i.Misled() {
 		k := p.PartitionKey()
@@ -202,6 +198,53 @@ func (a *Active) planPreferred(i *state.Image, now time.Time) {
 		a.begin(k, &move{cause: movePreferred, session: s, from: p.Leader, to: p.Replicas[0], epoch: p.LeaderEpoch})
 	}
 	a.desk.misled = seen
+}
+
+// planDisk hands over what brokers lead whose disks are nearly full, to brokers whose disks are not: they refuse clients' records.
+func (a *Active) planDisk(i *state.Image) {
+	moving := a.moving(moveDisk)
+	for _, b := range i.Brokers() {
+		s := a.roster.Connected(b.ID)
+		if s == nil || !s.DiskLow() {
+			continue
+		}
+		for _, p := range i.Leads(b.ID) {
+			k, to := p.PartitionKey(), a.successor(i, p)
+			if a.low(to) || a.desk.moves[k] != nil || moving >= maxRebalances {
+				continue
+			}
+			moving++
+			a.begin(k, &move{cause: moveDisk, session: s, from: b.ID, to: to, epoch: p.LeaderEpoch})
+		}
+	}
+}
+
+// moving returns how many leaderships are being handed over for a cause.
+func (a *Active) moving(why cause) int {
+	n := 0
+	for _, m := range a.desk.moves {
+		if m.cause == why {
+			n++
+		}
+	}
+	return n
+}
+
+// low reports whether a broker's disk is nearly full, as far as is known.
+func (a *Active) low(id state.BrokerID) bool {
+	s := a.roster.Connected(id)
+	return s != nil && s.DiskLow()
+}
+
+// successor returns who is to take a leadership over: the first, in order of preference, whose disk is not nearly full, else the
+// first that can.
+func (a *Active) successor(i *state.Image, p *state.Partition) state.BrokerID {
+	for _, id := range p.Replicas {
+		if !a.low(id) && i.Successor(p, id) == id {
+			return id
+		}
+	}
+	return i.Successor(p, state.NoLeader)
 }
 
 // moveWork returns the next transaction of leaderships that were released, or that must move without.

@@ -3,8 +3,11 @@ package active
 import (
 	"context"
 	"fmt"
+	"maps"
+	"sync"
 	"time"
 
+	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/controller/state"
 )
 
@@ -22,11 +25,18 @@ type Rescue struct {
 func (a *Active) Rescue(ctx context.Context, ref state.Ref, partition int32, from state.BrokerID, onlyCheck bool, wait time.Duration, who string) (Rescue, error) {
 	out := Rescue{Reported: map[state.BrokerID]time.Time{}}
 	var r Result
+	// Asked outside of the loop, which must not wait for a broker: without a leader no copy changes.
+	live := a.liveCopies(ctx, ref, partition)
 	err := a.do(ctx, func(ctx context.Context) error {
 		var err error
-		a.view(func(i *state.Image) { out.Rescue, err = i.Rescue(ref, partition, from, a.desk.reports) })
+		reports := maps.Clone(a.desk.reports)
+		maps.Copy(reports, live.reports)
+		a.view(func(i *state.Image) { out.Rescue, err = i.Rescue(ref, partition, from, reports) })
 		for _, c := range out.Copies {
-			if c.Report != nil {
+			switch _, now := live.reports[c.Broker]; {
+			case now:
+				out.Reported[c.Broker] = live.at
+			case c.Report != nil:
 				out.Reported[c.Broker] = a.desk.reportedAt[c.Broker]
 			}
 		}
@@ -47,6 +57,65 @@ func (a *Active) Rescue(ctx context.Context, ref state.Ref, partition int32, fro
 		out.Applied = a.applied(ctx, r.revision, wait)
 	}
 	return out, err
+}
+
+// liveTimeout is how long a broker may take to say what it holds.
+const liveTimeout = time.Second
+
+// A census is what brokers hold of one partition, as they said just now.
+type census struct {
+	at      time.Time
+	reports state.Reports
+}
+
+// liveCopies asks the brokers of a partition what they hold of it. Of those that do not answer the last report stands.
+func (a *Active) liveCopies(ctx context.Context, ref state.Ref, partition int32) census {
+	var key state.PartitionKey
+	var brokers []*state.Broker
+	a.view(func(i *state.Image) {
+		t := i.TopicNamed(ref.Name)
+		if t == nil {
+			return
+		}
+		key = state.PartitionKey{Topic: t.ID, Number: partition}
+		if p := i.Partition(key); p != nil {
+			for _, id := range p.Replicas {
+				if b := i.Broker(id); b != nil && b.InternalAddress != "" && a.roster.Connected(id) != nil {
+					brokers = append(brokers, b)
+				}
+			}
+		}
+	})
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	c := census{at: time.Now(), reports: state.Reports{}}
+	answers := make([]*replicav1.DescribeReplicaResponse, len(brokers))
+	var wg sync.WaitGroup
+	for n, b := range brokers {
+		wg.Go(func() {
+			var err error
+			if answers[n], err = a.Prober.Replica(ctx, b.InternalAddress, key.Topic.String(), key.Number); err != nil {
+				a.Log.Debug().Err(err).Int32("broker", int32(b.ID)).Msg("a broker does not say what it holds")
+			}
+		})
+	}
+	wg.Wait()
+	for n, b := range brokers {
+		got := answers[n]
+		if got == nil || got.GetIncarnation() != b.Incarnation.String() {
+			continue
+		}
+		r := state.ReplicaReport{Shape: state.ShapeLost, LastEpoch: got.GetLastEpoch(), LogEndOffset: got.GetLogEndOffset(), HighWatermark: got.GetHighWatermark()}
+		switch {
+		case !got.GetHeld():
+		case got.GetIntact() && !b.Outdated:
+			r.Shape = state.ShapeIntact
+		default:
+			r.Shape = state.ShapeSuspect
+		}
+		c.reports[b.ID] = map[state.PartitionKey]state.ReplicaReport{key: r}
+	}
+	return c
 }
 
 // Hold takes a broker out of service until its process is started anew.

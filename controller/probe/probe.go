@@ -4,7 +4,6 @@ package probe
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +11,9 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/internal/lifecycle"
@@ -29,8 +31,8 @@ const (
 type Prober struct {
 	// Dial opens a connection; nil: TCP.
 	Dial   func(ctx context.Context, addr string) (net.Conn, error)
-	TLS    *tls.Config // nil: plaintext
-	Secret string      // the cluster secret, "" for none
+	TLS    credentials.TransportCredentials // nil: plaintext
+	Secret string                           // the cluster secret, "" for none
 }
 
 // An Identity is who answers at a broker's internal address.
@@ -68,15 +70,11 @@ func (p *Prober) Ask(ctx context.Context, addr string) (Identity, error) {
 	defer cancel()
 	var mu sync.Mutex
 	at := addr
-	conn, err := rpcserver.Dial(addr, rpcserver.DialOptions{TLS: p.TLS, Secret: p.Secret, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
-		c, err := p.Open(ctx, addr)
-		if err == nil {
-			mu.Lock()
-			at = Resolved(c, addr)
-			mu.Unlock()
-		}
-		return c, err
-	}})
+	conn, err := p.connect(addr, func(c net.Conn) {
+		mu.Lock()
+		defer mu.Unlock()
+		at = Resolved(c, addr)
+	})
 	if err != nil {
 		return Identity{}, err
 	}
@@ -88,6 +86,27 @@ func (p *Prober) Ask(ctx context.Context, addr string) (Identity, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	return Identity{Cluster: resp.GetClusterId(), Broker: resp.GetBrokerId(), Incarnation: resp.GetIncarnation(), At: at}, nil
+}
+
+// connect returns a connection that tells of each dial that succeeded.
+func (p *Prober) connect(addr string, opened func(net.Conn)) (*grpc.ClientConn, error) {
+	return rpcserver.Dial(addr, rpcserver.DialOptions{TLS: p.TLS, Secret: p.Secret, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+		c, err := p.Open(ctx, addr)
+		if err == nil {
+			opened(c)
+		}
+		return c, err
+	}})
+}
+
+// Replica asks at a broker's internal address how much of a partition is there.
+func (p *Prober) Replica(ctx context.Context, addr, topic string, partition int32) (*replicav1.DescribeReplicaResponse, error) {
+	conn, err := p.connect(addr, func(net.Conn) {})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	return replicav1.NewReplicaServiceClient(conn).DescribeReplica(ctx, &replicav1.DescribeReplicaRequest{TopicId: topic, Partition: partition})
 }
 
 // Resolved returns the address a connection leads to, or addr where the connection has none.

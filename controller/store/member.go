@@ -98,8 +98,9 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 	}
 	m := &Member{server: server, closing: closing}
 	err = m.await(ctx, e.Start)
-	if err == nil && server.Server.IsLearner() {
-		err = e.promote(ctx, server.Server.MemberID(), log)
+	// One that joins may not have heard yet that it is a learner.
+	if err == nil && (server.Server.IsLearner() || (!has && e.Join != nil)) {
+		err = e.promote(ctx, server.Server, log)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())

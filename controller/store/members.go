@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 
 	"github.com/runnelmq/runnel/internal/lifecycle"
 )
@@ -143,7 +144,7 @@ func (e *Etcd) addLearner(ctx context.Context, peer string) ([]*etcdserverpb.Mem
 }
 
 // promote gives a learner its vote, as soon as it has caught up.
-func (e Embedded) promote(ctx context.Context, id types.ID, log zerolog.Logger) error {
+func (e Embedded) promote(ctx context.Context, member *etcdserver.EtcdServer, log zerolog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, e.Start)
 	defer cancel()
 	if e.Join == nil {
@@ -155,8 +156,10 @@ func (e Embedded) promote(ctx context.Context, id types.ID, log zerolog.Logger) 
 	}
 	defer func() { _ = etcd.Close() }()
 	for {
-		_, err := etcd.client.MemberPromote(ctx, uint64(id))
-		if err == nil || errors.Is(err, rpctypes.ErrMemberNotLearner) {
+		// It has its vote when the others say so, and when it knows itself.
+		_, err := etcd.client.MemberPromote(ctx, uint64(member.MemberID()))
+		voter := err == nil || errors.Is(err, rpctypes.ErrMemberNotLearner)
+		if voter && !member.IsLearner() {
 			log.Info().Msg("this member of etcd has a vote now")
 			return nil
 		}

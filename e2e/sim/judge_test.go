@@ -11,6 +11,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/controller/store"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -116,20 +117,7 @@ type picture struct {
 func (c *cluster) picture() picture {
 	p := picture{map[state.BrokerID]*state.Broker{}, map[uuid.UUID]*state.Topic{}, map[state.PartitionKey]*state.Partition{}}
 	for path, pair := range c.kv.Dump() {
-		_, below, ok := strings.Cut(strings.TrimPrefix(path, "/runnel/"), "/")
-		if !ok {
-			continue
-		}
-		key, err := encoding.ParsePath(below)
-		if err != nil {
-			continue // the election's
-		}
-		o, err := encoding.Unmarshal(key, pair.Value, state.Revision(pair.Mod))
-		if err != nil {
-			c.judge.complain("I21", "%s: %v", path, err)
-			continue
-		}
-		switch o := o.(type) {
+		switch o := c.object(path, pair).(type) {
 		case *state.Broker:
 			p.brokers[o.ID] = o
 		case *state.Topic:
@@ -139,6 +127,31 @@ func (c *cluster) picture() picture {
 		}
 	}
 	return p
+}
+
+// object reads a pair of the store, once; nil: it is none of the cluster's.
+func (c *cluster) object(path string, pair store.Pair) state.Object {
+	if known, ok := c.objects[path]; ok && known.mod == pair.Mod {
+		return known.object
+	}
+	known := readObject{mod: pair.Mod}
+	if _, below, ok := strings.Cut(strings.TrimPrefix(path, "/runnel/"), "/"); ok {
+		key, err := encoding.ParsePath(below)
+		if err == nil {
+			known.object, err = encoding.Unmarshal(key, pair.Value, state.Revision(pair.Mod))
+		}
+		if err != nil {
+			c.judge.complain("I21", "%s: %v", path, err)
+		}
+	}
+	c.objects[path] = known
+	return known.object
+}
+
+// A readObject is an object of the store as of a revision.
+type readObject struct {
+	mod    int64
+	object state.Object
 }
 
 // look is called when nothing moves: what it sees was so at one moment.

@@ -2,13 +2,11 @@ package sim
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/runnelmq/runnel/broker/partition"
-	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/e2e/history"
 )
@@ -230,13 +228,10 @@ func (s *stage) leader() int {
 // none is.
 func (s *stage) active() *controllerHost {
 	for path, pair := range s.kv.Dump() {
-		if _, below, ok := strings.Cut(strings.TrimPrefix(path, "/runnel/"), "/"); ok && below == encoding.Path(state.Key{Kind: state.KindController}) {
-			o, err := encoding.Unmarshal(state.Key{Kind: state.KindController}, pair.Value, state.Revision(pair.Mod))
-			if c, isController := o.(*state.Controller); err == nil && isController {
-				for _, h := range s.controllers {
-					if h.addr() == c.Address {
-						return h
-					}
+		if c, ok := s.object(path, pair).(*state.Controller); ok {
+			for _, h := range s.controllers {
+				if h.addr() == c.Address {
+					return h
 				}
 			}
 		}

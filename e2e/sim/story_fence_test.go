@@ -59,6 +59,26 @@ func TestStoryEligibleReplicaLosesItsEnd(t *testing.T) {
 	})
 }
 
+// A copy that lost its end in a power cut has caught up. When its process is
+// killed a moment later it has lost nothing more, and that is known.
+func TestStoryKilledAfterAPowerCut(t *testing.T) {
+	play(t, setting{}, func(s *stage) {
+		s.sent(0, 3)
+		s.r[1].cutPower(0)
+		s.stepFor(100 * time.Millisecond)
+		s.r[1].start()
+		s.soon("it has caught up", 10*time.Second, func() bool { return s.inSync(0, 1, 2) })
+		s.stepFor(200 * time.Millisecond)
+		s.r[1].kill()
+		s.step()
+		s.r[1].start()
+		s.soon("it has opened its copy", 10*time.Second, func() bool { return s.replica(s.id(1), s.key) != nil })
+		if why := s.replica(s.id(1), s.key).Suspicion(); why != "" {
+			s.judge.complain("61", "a copy that has lost nothing is suspect: %s", why)
+		}
+	})
+}
+
 // A disk fails while it makes records durable: its broker promises nothing more
 // and ends, and its copies do not count before they have caught up, because what
 // the failed sync was for is lost though the machine goes on.

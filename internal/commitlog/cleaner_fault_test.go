@@ -130,14 +130,12 @@ func TestClean_closed(t *testing.T) {
 	}
 	m.seal(t)
 	waiting := make(chan struct{})
+	var once sync.Once
 	var pass sync.WaitGroup
 	var err error
 	pass.Go(func() {
 		_, err = m.h.log.Clean(context.Background(), CleanOptions{NowMs: m.h.nowMs, Limit: m.h.log.End(), Pace: func(ctx context.Context, _ int) error {
-			if waiting != nil {
-				close(waiting)
-				waiting = nil
-			}
+			once.Do(func() { close(waiting) })
 			<-ctx.Done()
 			return ctx.Err()
 		}})

@@ -3375,7 +3375,8 @@ type PartitionCopy struct {
 	State BrokerState `protobuf:"varint,2,opt,name=state,proto3,enum=runnel.v1.BrokerState" json:"state,omitempty"`
 	// What the partition's record says of the copy.
 	Role CopyRole `protobuf:"varint,3,opt,name=role,proto3,enum=runnel.v1.CopyRole" json:"role,omitempty"`
-	// When the figures below were reported; absent with them: not since the present controller is active.
+	// When the figures below were told: just now by a broker that answers, else with its registration; absent with them: not since the present
+	// controller is active.
 	ReportedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=reported_at,json=reportedAt,proto3" json:"reported_at,omitempty"`
 	// True when nothing that it acknowledged can be missing.
 	Intact *bool `protobuf:"varint,5,opt,name=intact,proto3,oneof" json:"intact,omitempty"`

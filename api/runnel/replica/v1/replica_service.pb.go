@@ -125,6 +125,152 @@ func (x *ProbeResponse) GetIncarnation() string {
 	return ""
 }
 
+// Asks for one copy.
+type DescribeReplicaRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the topic.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The partition.
+	Partition     int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeReplicaRequest) Reset() {
+	*x = DescribeReplicaRequest{}
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeReplicaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeReplicaRequest) ProtoMessage() {}
+
+func (x *DescribeReplicaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeReplicaRequest.ProtoReflect.Descriptor instead.
+func (*DescribeReplicaRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *DescribeReplicaRequest) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *DescribeReplicaRequest) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+// One copy as it is now.
+type DescribeReplicaResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// UUID of the process's start.
+	Incarnation string `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// False: there is no copy here that can be opened, and the rest is unset.
+	Held bool `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`
+	// Leader epoch of its last record.
+	LastEpoch int64 `protobuf:"varint,3,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"`
+	// The next offset it would write.
+	LogEndOffset int64 `protobuf:"varint,4,opt,name=log_end_offset,json=logEndOffset,proto3" json:"log_end_offset,omitempty"`
+	// First offset that it does not know to be committed.
+	HighWatermark int64 `protobuf:"varint,5,opt,name=high_watermark,json=highWatermark,proto3" json:"high_watermark,omitempty"`
+	// Nothing that it acknowledged can be missing, as far as this broker knows.
+	Intact        bool `protobuf:"varint,6,opt,name=intact,proto3" json:"intact,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeReplicaResponse) Reset() {
+	*x = DescribeReplicaResponse{}
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeReplicaResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeReplicaResponse) ProtoMessage() {}
+
+func (x *DescribeReplicaResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeReplicaResponse.ProtoReflect.Descriptor instead.
+func (*DescribeReplicaResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DescribeReplicaResponse) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *DescribeReplicaResponse) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *DescribeReplicaResponse) GetLastEpoch() int64 {
+	if x != nil {
+		return x.LastEpoch
+	}
+	return 0
+}
+
+func (x *DescribeReplicaResponse) GetLogEndOffset() int64 {
+	if x != nil {
+		return x.LogEndOffset
+	}
+	return 0
+}
+
+func (x *DescribeReplicaResponse) GetHighWatermark() int64 {
+	if x != nil {
+		return x.HighWatermark
+	}
+	return 0
+}
+
+func (x *DescribeReplicaResponse) GetIntact() bool {
+	if x != nil {
+		return x.Intact
+	}
+	return false
+}
+
 // From the follower.
 type ReplicateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -144,7 +290,7 @@ type ReplicateRequest struct {
 
 func (x *ReplicateRequest) Reset() {
 	*x = ReplicateRequest{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[2]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -156,7 +302,7 @@ func (x *ReplicateRequest) String() string {
 func (*ReplicateRequest) ProtoMessage() {}
 
 func (x *ReplicateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[2]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -169,7 +315,7 @@ func (x *ReplicateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicateRequest.ProtoReflect.Descriptor instead.
 func (*ReplicateRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{2}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReplicateRequest) GetEvent() isReplicateRequest_Event {
@@ -288,7 +434,7 @@ type Open struct {
 
 func (x *Open) Reset() {
 	*x = Open{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[3]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -300,7 +446,7 @@ func (x *Open) String() string {
 func (*Open) ProtoMessage() {}
 
 func (x *Open) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[3]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -313,7 +459,7 @@ func (x *Open) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Open.ProtoReflect.Descriptor instead.
 func (*Open) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{3}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Open) GetClusterId() string {
@@ -397,7 +543,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[4]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +555,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[4]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +568,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{4}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Subscribe) GetTopicId() string {
@@ -485,14 +631,16 @@ func (x *Subscribe) GetCreditBytes() int64 {
 type Unsubscribe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which.
-	Subscription  int64 `protobuf:"varint,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	Subscription int64 `protobuf:"varint,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	// The follower can take no records for a while, because its disk is full: it asks to leave the in-sync replicas, so that nobody waits for it.
+	Withdraw      bool `protobuf:"varint,2,opt,name=withdraw,proto3" json:"withdraw,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Unsubscribe) Reset() {
 	*x = Unsubscribe{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[5]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -504,7 +652,7 @@ func (x *Unsubscribe) String() string {
 func (*Unsubscribe) ProtoMessage() {}
 
 func (x *Unsubscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[5]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -517,7 +665,7 @@ func (x *Unsubscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unsubscribe.ProtoReflect.Descriptor instead.
 func (*Unsubscribe) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{5}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Unsubscribe) GetSubscription() int64 {
@@ -525,6 +673,13 @@ func (x *Unsubscribe) GetSubscription() int64 {
 		return x.Subscription
 	}
 	return 0
+}
+
+func (x *Unsubscribe) GetWithdraw() bool {
+	if x != nil {
+		return x.Withdraw
+	}
+	return false
 }
 
 // Progress of several partitions.
@@ -538,7 +693,7 @@ type Acks struct {
 
 func (x *Acks) Reset() {
 	*x = Acks{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[6]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +705,7 @@ func (x *Acks) String() string {
 func (*Acks) ProtoMessage() {}
 
 func (x *Acks) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[6]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +718,7 @@ func (x *Acks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acks.ProtoReflect.Descriptor instead.
 func (*Acks) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{6}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Acks) GetAcks() []*Ack {
@@ -598,7 +753,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[7]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +765,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[7]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +778,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{7}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Ack) GetTopicId() string {
@@ -693,7 +848,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[8]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +860,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[8]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +873,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{8}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HeartbeatAck) GetNumber() uint64 {
@@ -748,7 +903,7 @@ type ReplicateResponse struct {
 
 func (x *ReplicateResponse) Reset() {
 	*x = ReplicateResponse{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[9]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -760,7 +915,7 @@ func (x *ReplicateResponse) String() string {
 func (*ReplicateResponse) ProtoMessage() {}
 
 func (x *ReplicateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[9]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -773,7 +928,7 @@ func (x *ReplicateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicateResponse.ProtoReflect.Descriptor instead.
 func (*ReplicateResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{9}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReplicateResponse) GetEvent() isReplicateResponse_Event {
@@ -892,7 +1047,7 @@ type Opened struct {
 
 func (x *Opened) Reset() {
 	*x = Opened{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[10]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1059,7 @@ func (x *Opened) String() string {
 func (*Opened) ProtoMessage() {}
 
 func (x *Opened) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[10]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1072,7 @@ func (x *Opened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Opened.ProtoReflect.Descriptor instead.
 func (*Opened) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{10}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{12}
 }
 
 // Answers a subscribe.
@@ -940,7 +1095,7 @@ type Subscribed struct {
 
 func (x *Subscribed) Reset() {
 	*x = Subscribed{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[11]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1107,7 @@ func (x *Subscribed) String() string {
 func (*Subscribed) ProtoMessage() {}
 
 func (x *Subscribed) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[11]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1120,7 @@ func (x *Subscribed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribed.ProtoReflect.Descriptor instead.
 func (*Subscribed) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{11}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Subscribed) GetSubscription() int64 {
@@ -1063,7 +1218,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[12]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1230,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[12]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1243,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{12}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Accepted) GetHighWatermark() int64 {
@@ -1118,7 +1273,7 @@ type Diverging struct {
 
 func (x *Diverging) Reset() {
 	*x = Diverging{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[13]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1285,7 @@ func (x *Diverging) String() string {
 func (*Diverging) ProtoMessage() {}
 
 func (x *Diverging) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[13]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1298,7 @@ func (x *Diverging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Diverging.ProtoReflect.Descriptor instead.
 func (*Diverging) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{13}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Diverging) GetEpoch() int64 {
@@ -1175,7 +1330,7 @@ type Reset struct {
 
 func (x *Reset) Reset() {
 	*x = Reset{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[14]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1342,7 @@ func (x *Reset) String() string {
 func (*Reset) ProtoMessage() {}
 
 func (x *Reset) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[14]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1355,7 @@ func (x *Reset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reset.ProtoReflect.Descriptor instead.
 func (*Reset) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{14}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Reset) GetLogStartOffset() int64 {
@@ -1237,7 +1392,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[15]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1404,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[15]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1417,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{15}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Refused) GetLeaderEpoch() int64 {
@@ -1308,7 +1463,7 @@ type Data struct {
 
 func (x *Data) Reset() {
 	*x = Data{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[16]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1475,7 @@ func (x *Data) String() string {
 func (*Data) ProtoMessage() {}
 
 func (x *Data) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[16]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1488,7 @@ func (x *Data) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Data.ProtoReflect.Descriptor instead.
 func (*Data) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{16}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Data) GetBatches() []*v1.RecordBatch {
@@ -1417,7 +1572,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[17]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1584,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[17]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1597,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{17}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Progress) GetPartitions() []*PartitionProgress {
@@ -1467,7 +1622,7 @@ type PartitionProgress struct {
 
 func (x *PartitionProgress) Reset() {
 	*x = PartitionProgress{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[18]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1634,7 @@ func (x *PartitionProgress) String() string {
 func (*PartitionProgress) ProtoMessage() {}
 
 func (x *PartitionProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[18]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1647,7 @@ func (x *PartitionProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionProgress.ProtoReflect.Descriptor instead.
 func (*PartitionProgress) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{18}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PartitionProgress) GetSubscription() int64 {
@@ -1527,7 +1682,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[19]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1694,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[19]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1707,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{19}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Heartbeat) GetNumber() uint64 {
@@ -1575,7 +1730,7 @@ type Ended struct {
 
 func (x *Ended) Reset() {
 	*x = Ended{}
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[20]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1742,7 @@ func (x *Ended) String() string {
 func (*Ended) ProtoMessage() {}
 
 func (x *Ended) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[20]
+	mi := &file_runnel_replica_v1_replica_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1755,7 @@ func (x *Ended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ended.ProtoReflect.Descriptor instead.
 func (*Ended) Descriptor() ([]byte, []int) {
-	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{20}
+	return file_runnel_replica_v1_replica_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Ended) GetSubscription() int64 {
@@ -1627,7 +1782,18 @@ const file_runnel_replica_v1_replica_service_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1b\n" +
 	"\tbroker_id\x18\x02 \x01(\x05R\bbrokerId\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\tR\vincarnation\"\xc3\x02\n" +
+	"\vincarnation\x18\x03 \x01(\tR\vincarnation\"Q\n" +
+	"\x16DescribeReplicaRequest\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\"\xd3\x01\n" +
+	"\x17DescribeReplicaResponse\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
+	"\x04held\x18\x02 \x01(\bR\x04held\x12\x1d\n" +
+	"\n" +
+	"last_epoch\x18\x03 \x01(\x03R\tlastEpoch\x12$\n" +
+	"\x0elog_end_offset\x18\x04 \x01(\x03R\flogEndOffset\x12%\n" +
+	"\x0ehigh_watermark\x18\x05 \x01(\x03R\rhighWatermark\x12\x16\n" +
+	"\x06intact\x18\x06 \x01(\bR\x06intact\"\xc3\x02\n" +
 	"\x10ReplicateRequest\x12-\n" +
 	"\x04open\x18\x01 \x01(\v2\x17.runnel.replica.v1.OpenH\x00R\x04open\x12<\n" +
 	"\tsubscribe\x18\x02 \x01(\v2\x1c.runnel.replica.v1.SubscribeH\x00R\tsubscribe\x12B\n" +
@@ -1656,9 +1822,10 @@ const file_runnel_replica_v1_replica_service_proto_rawDesc = "" +
 	"last_epoch\x18\x06 \x01(\x03H\x00R\tlastEpoch\x88\x01\x01\x12(\n" +
 	"\x10log_start_offset\x18\a \x01(\x03R\x0elogStartOffset\x12!\n" +
 	"\fcredit_bytes\x18\b \x01(\x03R\vcreditBytesB\r\n" +
-	"\v_last_epoch\"1\n" +
+	"\v_last_epoch\"M\n" +
 	"\vUnsubscribe\x12\"\n" +
-	"\fsubscription\x18\x01 \x01(\x03R\fsubscription\"2\n" +
+	"\fsubscription\x18\x01 \x01(\x03R\fsubscription\x12\x1a\n" +
+	"\bwithdraw\x18\x02 \x01(\bR\bwithdraw\"2\n" +
 	"\x04Acks\x12*\n" +
 	"\x04acks\x18\x01 \x03(\v2\x16.runnel.replica.v1.AckR\x04acks\"\x86\x02\n" +
 	"\x03Ack\x12\x19\n" +
@@ -1733,10 +1900,11 @@ const file_runnel_replica_v1_replica_service_proto_rawDesc = "" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\"N\n" +
 	"\x05Ended\x12\"\n" +
 	"\fsubscription\x18\x01 \x01(\x03R\fsubscription\x12!\n" +
-	"\fleader_epoch\x18\x02 \x01(\x03R\vleaderEpoch2\xb8\x01\n" +
+	"\fleader_epoch\x18\x02 \x01(\x03R\vleaderEpoch2\xa2\x02\n" +
 	"\x0eReplicaService\x12Z\n" +
 	"\tReplicate\x12#.runnel.replica.v1.ReplicateRequest\x1a$.runnel.replica.v1.ReplicateResponse(\x010\x01\x12J\n" +
-	"\x05Probe\x12\x1f.runnel.replica.v1.ProbeRequest\x1a .runnel.replica.v1.ProbeResponseB<Z:github.com/runnelmq/runnel/api/runnel/replica/v1;replicav1b\x06proto3"
+	"\x05Probe\x12\x1f.runnel.replica.v1.ProbeRequest\x1a .runnel.replica.v1.ProbeResponse\x12h\n" +
+	"\x0fDescribeReplica\x12).runnel.replica.v1.DescribeReplicaRequest\x1a*.runnel.replica.v1.DescribeReplicaResponseB<Z:github.com/runnelmq/runnel/api/runnel/replica/v1;replicav1b\x06proto3"
 
 var (
 	file_runnel_replica_v1_replica_service_proto_rawDescOnce sync.Once
@@ -1750,56 +1918,60 @@ func file_runnel_replica_v1_replica_service_proto_rawDescGZIP() []byte {
 	return file_runnel_replica_v1_replica_service_proto_rawDescData
 }
 
-var file_runnel_replica_v1_replica_service_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_runnel_replica_v1_replica_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_runnel_replica_v1_replica_service_proto_goTypes = []any{
-	(*ProbeRequest)(nil),      // 0: runnel.replica.v1.ProbeRequest
-	(*ProbeResponse)(nil),     // 1: runnel.replica.v1.ProbeResponse
-	(*ReplicateRequest)(nil),  // 2: runnel.replica.v1.ReplicateRequest
-	(*Open)(nil),              // 3: runnel.replica.v1.Open
-	(*Subscribe)(nil),         // 4: runnel.replica.v1.Subscribe
-	(*Unsubscribe)(nil),       // 5: runnel.replica.v1.Unsubscribe
-	(*Acks)(nil),              // 6: runnel.replica.v1.Acks
-	(*Ack)(nil),               // 7: runnel.replica.v1.Ack
-	(*HeartbeatAck)(nil),      // 8: runnel.replica.v1.HeartbeatAck
-	(*ReplicateResponse)(nil), // 9: runnel.replica.v1.ReplicateResponse
-	(*Opened)(nil),            // 10: runnel.replica.v1.Opened
-	(*Subscribed)(nil),        // 11: runnel.replica.v1.Subscribed
-	(*Accepted)(nil),          // 12: runnel.replica.v1.Accepted
-	(*Diverging)(nil),         // 13: runnel.replica.v1.Diverging
-	(*Reset)(nil),             // 14: runnel.replica.v1.Reset
-	(*Refused)(nil),           // 15: runnel.replica.v1.Refused
-	(*Data)(nil),              // 16: runnel.replica.v1.Data
-	(*Progress)(nil),          // 17: runnel.replica.v1.Progress
-	(*PartitionProgress)(nil), // 18: runnel.replica.v1.PartitionProgress
-	(*Heartbeat)(nil),         // 19: runnel.replica.v1.Heartbeat
-	(*Ended)(nil),             // 20: runnel.replica.v1.Ended
-	(*v1.RecordBatch)(nil),    // 21: runnel.v1.RecordBatch
+	(*ProbeRequest)(nil),            // 0: runnel.replica.v1.ProbeRequest
+	(*ProbeResponse)(nil),           // 1: runnel.replica.v1.ProbeResponse
+	(*DescribeReplicaRequest)(nil),  // 2: runnel.replica.v1.DescribeReplicaRequest
+	(*DescribeReplicaResponse)(nil), // 3: runnel.replica.v1.DescribeReplicaResponse
+	(*ReplicateRequest)(nil),        // 4: runnel.replica.v1.ReplicateRequest
+	(*Open)(nil),                    // 5: runnel.replica.v1.Open
+	(*Subscribe)(nil),               // 6: runnel.replica.v1.Subscribe
+	(*Unsubscribe)(nil),             // 7: runnel.replica.v1.Unsubscribe
+	(*Acks)(nil),                    // 8: runnel.replica.v1.Acks
+	(*Ack)(nil),                     // 9: runnel.replica.v1.Ack
+	(*HeartbeatAck)(nil),            // 10: runnel.replica.v1.HeartbeatAck
+	(*ReplicateResponse)(nil),       // 11: runnel.replica.v1.ReplicateResponse
+	(*Opened)(nil),                  // 12: runnel.replica.v1.Opened
+	(*Subscribed)(nil),              // 13: runnel.replica.v1.Subscribed
+	(*Accepted)(nil),                // 14: runnel.replica.v1.Accepted
+	(*Diverging)(nil),               // 15: runnel.replica.v1.Diverging
+	(*Reset)(nil),                   // 16: runnel.replica.v1.Reset
+	(*Refused)(nil),                 // 17: runnel.replica.v1.Refused
+	(*Data)(nil),                    // 18: runnel.replica.v1.Data
+	(*Progress)(nil),                // 19: runnel.replica.v1.Progress
+	(*PartitionProgress)(nil),       // 20: runnel.replica.v1.PartitionProgress
+	(*Heartbeat)(nil),               // 21: runnel.replica.v1.Heartbeat
+	(*Ended)(nil),                   // 22: runnel.replica.v1.Ended
+	(*v1.RecordBatch)(nil),          // 23: runnel.v1.RecordBatch
 }
 var file_runnel_replica_v1_replica_service_proto_depIdxs = []int32{
-	3,  // 0: runnel.replica.v1.ReplicateRequest.open:type_name -> runnel.replica.v1.Open
-	4,  // 1: runnel.replica.v1.ReplicateRequest.subscribe:type_name -> runnel.replica.v1.Subscribe
-	5,  // 2: runnel.replica.v1.ReplicateRequest.unsubscribe:type_name -> runnel.replica.v1.Unsubscribe
-	6,  // 3: runnel.replica.v1.ReplicateRequest.acks:type_name -> runnel.replica.v1.Acks
-	8,  // 4: runnel.replica.v1.ReplicateRequest.heartbeat_ack:type_name -> runnel.replica.v1.HeartbeatAck
-	7,  // 5: runnel.replica.v1.Acks.acks:type_name -> runnel.replica.v1.Ack
-	10, // 6: runnel.replica.v1.ReplicateResponse.opened:type_name -> runnel.replica.v1.Opened
-	11, // 7: runnel.replica.v1.ReplicateResponse.subscribed:type_name -> runnel.replica.v1.Subscribed
-	16, // 8: runnel.replica.v1.ReplicateResponse.data:type_name -> runnel.replica.v1.Data
-	17, // 9: runnel.replica.v1.ReplicateResponse.progress:type_name -> runnel.replica.v1.Progress
-	19, // 10: runnel.replica.v1.ReplicateResponse.heartbeat:type_name -> runnel.replica.v1.Heartbeat
-	20, // 11: runnel.replica.v1.ReplicateResponse.ended:type_name -> runnel.replica.v1.Ended
-	12, // 12: runnel.replica.v1.Subscribed.accepted:type_name -> runnel.replica.v1.Accepted
-	13, // 13: runnel.replica.v1.Subscribed.diverging:type_name -> runnel.replica.v1.Diverging
-	14, // 14: runnel.replica.v1.Subscribed.reset:type_name -> runnel.replica.v1.Reset
-	15, // 15: runnel.replica.v1.Subscribed.refused:type_name -> runnel.replica.v1.Refused
-	21, // 16: runnel.replica.v1.Data.batches:type_name -> runnel.v1.RecordBatch
-	18, // 17: runnel.replica.v1.Progress.partitions:type_name -> runnel.replica.v1.PartitionProgress
-	2,  // 18: runnel.replica.v1.ReplicaService.Replicate:input_type -> runnel.replica.v1.ReplicateRequest
+	5,  // 0: runnel.replica.v1.ReplicateRequest.open:type_name -> runnel.replica.v1.Open
+	6,  // 1: runnel.replica.v1.ReplicateRequest.subscribe:type_name -> runnel.replica.v1.Subscribe
+	7,  // 2: runnel.replica.v1.ReplicateRequest.unsubscribe:type_name -> runnel.replica.v1.Unsubscribe
+	8,  // 3: runnel.replica.v1.ReplicateRequest.acks:type_name -> runnel.replica.v1.Acks
+	10, // 4: runnel.replica.v1.ReplicateRequest.heartbeat_ack:type_name -> runnel.replica.v1.HeartbeatAck
+	9,  // 5: runnel.replica.v1.Acks.acks:type_name -> runnel.replica.v1.Ack
+	12, // 6: runnel.replica.v1.ReplicateResponse.opened:type_name -> runnel.replica.v1.Opened
+	13, // 7: runnel.replica.v1.ReplicateResponse.subscribed:type_name -> runnel.replica.v1.Subscribed
+	18, // 8: runnel.replica.v1.ReplicateResponse.data:type_name -> runnel.replica.v1.Data
+	19, // 9: runnel.replica.v1.ReplicateResponse.progress:type_name -> runnel.replica.v1.Progress
+	21, // 10: runnel.replica.v1.ReplicateResponse.heartbeat:type_name -> runnel.replica.v1.Heartbeat
+	22, // 11: runnel.replica.v1.ReplicateResponse.ended:type_name -> runnel.replica.v1.Ended
+	14, // 12: runnel.replica.v1.Subscribed.accepted:type_name -> runnel.replica.v1.Accepted
+	15, // 13: runnel.replica.v1.Subscribed.diverging:type_name -> runnel.replica.v1.Diverging
+	16, // 14: runnel.replica.v1.Subscribed.reset:type_name -> runnel.replica.v1.Reset
+	17, // 15: runnel.replica.v1.Subscribed.refused:type_name -> runnel.replica.v1.Refused
+	23, // 16: runnel.replica.v1.Data.batches:type_name -> runnel.v1.RecordBatch
+	20, // 17: runnel.replica.v1.Progress.partitions:type_name -> runnel.replica.v1.PartitionProgress
+	4,  // 18: runnel.replica.v1.ReplicaService.Replicate:input_type -> runnel.replica.v1.ReplicateRequest
 	0,  // 19: runnel.replica.v1.ReplicaService.Probe:input_type -> runnel.replica.v1.ProbeRequest
-	9,  // 20: runnel.replica.v1.ReplicaService.Replicate:output_type -> runnel.replica.v1.ReplicateResponse
-	1,  // 21: runnel.replica.v1.ReplicaService.Probe:output_type -> runnel.replica.v1.ProbeResponse
-	20, // [20:22] is the sub-list for method output_type
-	18, // [18:20] is the sub-list for method input_type
+	2,  // 20: runnel.replica.v1.ReplicaService.DescribeReplica:input_type -> runnel.replica.v1.DescribeReplicaRequest
+	11, // 21: runnel.replica.v1.ReplicaService.Replicate:output_type -> runnel.replica.v1.ReplicateResponse
+	1,  // 22: runnel.replica.v1.ReplicaService.Probe:output_type -> runnel.replica.v1.ProbeResponse
+	3,  // 23: runnel.replica.v1.ReplicaService.DescribeReplica:output_type -> runnel.replica.v1.DescribeReplicaResponse
+	21, // [21:24] is the sub-list for method output_type
+	18, // [18:21] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name
 	18, // [18:18] is the sub-list for extension extendee
 	0,  // [0:18] is the sub-list for field type_name
@@ -1810,15 +1982,15 @@ func file_runnel_replica_v1_replica_service_proto_init() {
 	if File_runnel_replica_v1_replica_service_proto != nil {
 		return
 	}
-	file_runnel_replica_v1_replica_service_proto_msgTypes[2].OneofWrappers = []any{
+	file_runnel_replica_v1_replica_service_proto_msgTypes[4].OneofWrappers = []any{
 		(*ReplicateRequest_Open)(nil),
 		(*ReplicateRequest_Subscribe)(nil),
 		(*ReplicateRequest_Unsubscribe)(nil),
 		(*ReplicateRequest_Acks)(nil),
 		(*ReplicateRequest_HeartbeatAck)(nil),
 	}
-	file_runnel_replica_v1_replica_service_proto_msgTypes[4].OneofWrappers = []any{}
-	file_runnel_replica_v1_replica_service_proto_msgTypes[9].OneofWrappers = []any{
+	file_runnel_replica_v1_replica_service_proto_msgTypes[6].OneofWrappers = []any{}
+	file_runnel_replica_v1_replica_service_proto_msgTypes[11].OneofWrappers = []any{
 		(*ReplicateResponse_Opened)(nil),
 		(*ReplicateResponse_Subscribed)(nil),
 		(*ReplicateResponse_Data)(nil),
@@ -1826,21 +1998,21 @@ func file_runnel_replica_v1_replica_service_proto_init() {
 		(*ReplicateResponse_Heartbeat)(nil),
 		(*ReplicateResponse_Ended)(nil),
 	}
-	file_runnel_replica_v1_replica_service_proto_msgTypes[11].OneofWrappers = []any{
+	file_runnel_replica_v1_replica_service_proto_msgTypes[13].OneofWrappers = []any{
 		(*Subscribed_Accepted)(nil),
 		(*Subscribed_Diverging)(nil),
 		(*Subscribed_Reset_)(nil),
 		(*Subscribed_Refused)(nil),
 	}
-	file_runnel_replica_v1_replica_service_proto_msgTypes[14].OneofWrappers = []any{}
 	file_runnel_replica_v1_replica_service_proto_msgTypes[16].OneofWrappers = []any{}
+	file_runnel_replica_v1_replica_service_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_replica_v1_replica_service_proto_rawDesc), len(file_runnel_replica_v1_replica_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

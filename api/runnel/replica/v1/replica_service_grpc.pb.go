@@ -21,8 +21,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ReplicaService_Replicate_FullMethodName = "/runnel.replica.v1.ReplicaService/Replicate"
-	ReplicaService_Probe_FullMethodName     = "/runnel.replica.v1.ReplicaService/Probe"
+	ReplicaService_Replicate_FullMethodName       = "/runnel.replica.v1.ReplicaService/Replicate"
+	ReplicaService_Probe_FullMethodName           = "/runnel.replica.v1.ReplicaService/Probe"
+	ReplicaService_DescribeReplica_FullMethodName = "/runnel.replica.v1.ReplicaService/DescribeReplica"
 )
 
 // ReplicaServiceClient is the client API for ReplicaService service.
@@ -35,6 +36,8 @@ type ReplicaServiceClient interface {
 	Replicate(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ReplicateRequest, ReplicateResponse], error)
 	// Says who is there. Only a broker that answers as the one that registered is eligible.
 	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error)
+	// Says how much of a partition is here, for a controller whose operator has to choose among copies.
+	DescribeReplica(ctx context.Context, in *DescribeReplicaRequest, opts ...grpc.CallOption) (*DescribeReplicaResponse, error)
 }
 
 type replicaServiceClient struct {
@@ -68,6 +71,16 @@ func (c *replicaServiceClient) Probe(ctx context.Context, in *ProbeRequest, opts
 	return out, nil
 }
 
+func (c *replicaServiceClient) DescribeReplica(ctx context.Context, in *DescribeReplicaRequest, opts ...grpc.CallOption) (*DescribeReplicaResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeReplicaResponse)
+	err := c.cc.Invoke(ctx, ReplicaService_DescribeReplica_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ReplicaServiceServer is the server API for ReplicaService service.
 // All implementations must embed UnimplementedReplicaServiceServer
 // for forward compatibility.
@@ -78,6 +91,8 @@ type ReplicaServiceServer interface {
 	Replicate(grpc.BidiStreamingServer[ReplicateRequest, ReplicateResponse]) error
 	// Says who is there. Only a broker that answers as the one that registered is eligible.
 	Probe(context.Context, *ProbeRequest) (*ProbeResponse, error)
+	// Says how much of a partition is here, for a controller whose operator has to choose among copies.
+	DescribeReplica(context.Context, *DescribeReplicaRequest) (*DescribeReplicaResponse, error)
 	mustEmbedUnimplementedReplicaServiceServer()
 }
 
@@ -93,6 +108,9 @@ func (UnimplementedReplicaServiceServer) Replicate(grpc.BidiStreamingServer[Repl
 }
 func (UnimplementedReplicaServiceServer) Probe(context.Context, *ProbeRequest) (*ProbeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
+}
+func (UnimplementedReplicaServiceServer) DescribeReplica(context.Context, *DescribeReplicaRequest) (*DescribeReplicaResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeReplica not implemented")
 }
 func (UnimplementedReplicaServiceServer) mustEmbedUnimplementedReplicaServiceServer() {}
 func (UnimplementedReplicaServiceServer) testEmbeddedByValue()                        {}
@@ -140,6 +158,24 @@ func _ReplicaService_Probe_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ReplicaService_DescribeReplica_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeReplicaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReplicaServiceServer).DescribeReplica(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ReplicaService_DescribeReplica_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReplicaServiceServer).DescribeReplica(ctx, req.(*DescribeReplicaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ReplicaService_ServiceDesc is the grpc.ServiceDesc for ReplicaService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -150,6 +186,10 @@ var ReplicaService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Probe",
 			Handler:    _ReplicaService_Probe_Handler,
+		},
+		{
+			MethodName: "DescribeReplica",
+			Handler:    _ReplicaService_DescribeReplica_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
