@@ -187,11 +187,11 @@ func (g *Group) ExpiresAt() time.Time {
 	return time.UnixMilli(last).Add(g.limits.Retention)
 }
 
-// Retain deletes the group when it has been empty for too long, and offsets of
-// topics that were deleted.
-func (g *Group) Retain(now time.Time, alive func(Part) bool, fx *Effects) {
+// Retain deletes the group when it has been empty for too long, and offsets that
+// are not to be kept: those of topics that were deleted.
+func (g *Group) Retain(now time.Time, keep func(*Offset) bool, fx *Effects) {
 	for _, p := range slices.SortedFunc(maps.Keys(g.offsets), Part.Compare) {
-		if !alive(p) {
+		if o := g.offsets[p].last; o != nil && !keep(o) {
 			g.forget(p, fx)
 		}
 	}
