@@ -278,13 +278,14 @@ func TestGroups_coordinatorKilled(t *testing.T) {
 	settled := func(conn *grpc.ClientConn) *runnelv1.DescribeGroupResponse {
 		t.Helper()
 		var d *runnelv1.DescribeGroupResponse
-		deadline := time.Now().Add(30 * time.Second)
-		for ok := false; !ok; ok = d.GetState() == runnelv1.GroupState_GROUP_STATE_STABLE && len(d.GetMembers()) == members && b.since(began) == partitions {
+		deadline, committed := time.Now().Add(30*time.Second), 0
+		for ok := false; !ok; ok = d.GetState() == runnelv1.GroupState_GROUP_STATE_STABLE && len(d.GetMembers()) == members && committed == partitions {
 			if time.Now().After(deadline) {
 				t.Fatalf("the group does not come to rest: %d partitions have commits, %v", b.since(began), d)
 			}
 			pause := time.NewTimer(10 * time.Millisecond)
 			<-pause.C
+			committed = b.since(began) // first: so that the description shows them
 			d, _ = runnelv1.NewGroupServiceClient(conn).DescribeGroup(ctx, &runnelv1.DescribeGroupRequest{Group: "readers"})
 		}
 		return d
