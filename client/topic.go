@@ -234,9 +234,9 @@ func (t *topic) abandon(p *Producer, err error) {
 func describe(ctx context.Context, c *Client, name string) (*runnelv1.TopicDescription, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	one := int32(1)
+	none := int32(0) // their leaders need not be asked
 	resp, err := runnelv1.NewAdminServiceClient(c.conn).DescribeTopics(ctx, &runnelv1.DescribeTopicsRequest{
-		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &one,
+		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &none,
 	})
 	if err != nil {
 		return nil, rpcError(err)
