@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type fakeNode struct {
 	frozen          bool // it answers nothing
 	cluster         string
 	direct, proxied int
+	// fetched counts partitions that were to be fetched here directly.
+	fetched atomic.Int64
 }
 
 func (d *fakeNode) countLocked(r runnelv1.Routing) {

@@ -216,11 +216,17 @@ func (r *Reader) dropLocked(a *assigned) {
 	}
 }
 
-// changedLocked wakes whoever waits for a change.
+// changedLocked wakes whoever waits for a change: Poll, and run.
 func (r *Reader) changedLocked() {
+	r.arrivedLocked()
+	poke(r.wake)
+}
+
+// arrivedLocked wakes Poll. It is called for every answer, and run has a look at
+// all partitions when it is woken.
+func (r *Reader) arrivedLocked() {
 	close(r.arrived)
 	r.arrived = make(chan struct{})
-	poke(r.wake)
 }
 
 // Seek makes a partition that is being read go on at another place. Records

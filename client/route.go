@@ -125,6 +125,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	if err != nil {
 		if ctx.Err() == nil {
 			c.shun(p, err)
+			c.cluster.doubt()
 		}
 		return nil, fmt.Errorf("leader at %s: %w", string(p), err)
 	}

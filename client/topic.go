@@ -106,6 +106,22 @@ func (t *topic) stale() {
 	}
 }
 
+// compare makes the next record look at the topic again when there are more
+// partitions than are known, or another topic of that name.
+func (t *topic) compare(with *clusterView) {
+	leaders := with.topics[t.name]
+	if leaders == nil {
+		return
+	}
+	t.mu.Lock()
+	v := t.view.Load()
+	changed := v != nil && (t.id != leaders.id || len(v.partitions) < len(leaders.parts))
+	t.mu.Unlock()
+	if changed {
+		t.stale()
+	}
+}
+
 // hold keeps a record until the topic is known. It is false when it has become
 // known meanwhile.
 func (t *topic) hold(p *Producer, r *Record, e entry, cost int64) (bool, error) {
