@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 
 	"github.com/runnelmq/runnel/broker/partition"
@@ -192,7 +193,7 @@ func advertised(option string, lis net.Listener) string {
 
 // security is how connections are protected.
 type security struct {
-	clientPort, internalPort, dial *tls.Config // nil: plaintext
+	clientPort, internalPort, dial credentials.TransportCredentials // nil: plaintext
 }
 
 func (b *Broker) security() (s security, err error) {
@@ -200,26 +201,24 @@ func (b *Broker) security() (s security, err error) {
 	if c.CertFile == "" {
 		return s, nil
 	}
-	server, client, err := rpcserver.LoadTLS(c.CertFile, c.KeyFile, c.CAFile)
+	certs, err := rpcserver.LoadCertificates(c.CertFile, c.KeyFile, c.CAFile, b.deps.Log)
 	if err != nil {
 		return s, fmt.Errorf("security: %w", err)
 	}
+	certs.Register(telemetry.Prefixed(b.deps.Registry), "broker")
 	if c.CAFile != "" {
-		s.internalPort, s.dial = server, client
+		s.internalPort, s.dial = certs.Server(tls.RequireAndVerifyClientCert), certs.Client()
 	}
 	if c.ClientTLS {
 		// Clients need no certificate of ours. One that shows one is who it says.
-		s.clientPort, _, err = rpcserver.LoadTLS(c.CertFile, c.KeyFile, c.CAFile)
-		if s.clientPort != nil && c.CAFile != "" {
-			s.clientPort.ClientAuth = tls.VerifyClientCertIfGiven
-		}
+		s.clientPort = certs.Server(tls.VerifyClientCertIfGiven)
 	}
-	return s, err
+	return s, nil
 }
 
 // dial returns connections to other processes of the cluster, which speak with
 // codec; nil: plain Protobuf.
-func (b *Broker) dial(t *tls.Config, codec encoding.CodecV2) func(addr string) (*grpc.ClientConn, error) {
+func (b *Broker) dial(t credentials.TransportCredentials, codec encoding.CodecV2) func(addr string) (*grpc.ClientConn, error) {
 	return func(addr string) (*grpc.ClientConn, error) {
 		return rpcserver.Dial(addr, rpcserver.DialOptions{TLS: t, Secret: string(b.cfg.Security.ClusterSecret), Codec: codec, Dial: b.deps.Dial})
 	}

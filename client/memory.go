@@ -37,10 +37,12 @@ func (m *memory) try(n int64) bool {
 	}
 }
 
-// wait takes n bytes as soon as there are so many.
-func (m *memory) wait(ctx context.Context, closed <-chan struct{}, n int64) error {
+// wait takes n bytes as soon as there are so many. It calls pressing once it
+// counts as waiting.
+func (m *memory) wait(ctx context.Context, closed <-chan struct{}, n int64, pressing func()) error {
 	m.waiting.Add(1)
 	defer m.waiting.Add(-1)
+	pressing()
 	for {
 		m.mu.Lock()
 		freed := m.freed

@@ -298,9 +298,9 @@ func (p *Producer) waitForMemory(ctx context.Context, cost int64) error {
 	if p.o.failFull {
 		return ErrBufferFull
 	}
-	// What lingers must go, or it would wait for nothing.
-	p.eachPartition((*partition).seal)
-	return p.memory.wait(ctx, p.closing, cost)
+	// What lingers goes as soon as nothing better is to be sent, or it would wait
+	// for nothing.
+	return p.memory.wait(ctx, p.closing, cost, func() { p.eachPartition((*partition).wake) })
 }
 
 // refuse fails a record before it is in a batch.

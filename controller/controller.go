@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/credentials"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/controller/active"
@@ -55,10 +56,10 @@ type Controller struct {
 	mirror      *mirror.Mirror
 	metrics     *active.Metrics
 	prober      *probe.Prober
-	tls         *tls.Config   // of the port for brokers; nil: plaintext
-	stopped     chan struct{} // closed when stopping is set
-	bound       chan struct{} // closed when addr is set
-	serving     chan struct{} // closed when this controller served as the active one for the first time
+	tls         credentials.TransportCredentials // of the port for brokers; nil: plaintext
+	stopped     chan struct{}                    // closed when stopping is set
+	bound       chan struct{}                    // closed when addr is set
+	serving     chan struct{}                    // closed when this controller served as the active one for the first time
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -134,8 +135,14 @@ func (c *Controller) Stopping() <-chan struct{} { return c.stopped }
 // orderly way and returns nil. It returns an error when it can't start or go on; then the process should end.
 func (c *Controller) Run(ctx context.Context) (err error) {
 	if sec := c.cfg.Security; sec.CertFile != "" {
-		if c.tls, c.prober.TLS, err = rpcserver.LoadTLS(sec.CertFile, sec.KeyFile, sec.CAFile); err != nil {
+		certs, err := rpcserver.LoadCertificates(sec.CertFile, sec.KeyFile, sec.CAFile, c.deps.Log)
+		if err != nil {
 			return fmt.Errorf("security: %w", err)
+		}
+		certs.Register(telemetry.Prefixed(c.deps.Registry), "controller")
+		c.tls = certs.Server(tls.RequireAndVerifyClientCert)
+		if sec.CAFile != "" {
+			c.prober.TLS = certs.Client()
 		}
 	}
 	lis, admin, err := c.listen(ctx)

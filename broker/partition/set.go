@@ -337,9 +337,13 @@ func (s *Set) complete() {
 		s.recovered, s.found = true, nil
 	}
 	s.mu.Unlock()
-	if done {
-		s.deps.Session.Report(found)
+	if !done {
+		return
 	}
+	if err := s.deps.Root.Opened(); err != nil {
+		s.deps.Log.Warn().Err(err).Msg("what was found of the replicas could not be written down yet: the next start may not trust them")
+	}
+	s.deps.Session.Report(found)
 }
 
 // report notes what recovery found of one replica.

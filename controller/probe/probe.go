@@ -4,7 +4,6 @@ package probe
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/internal/lifecycle"
@@ -31,8 +31,8 @@ const (
 type Prober struct {
 	// Dial opens a connection; nil: TCP.
 	Dial   func(ctx context.Context, addr string) (net.Conn, error)
-	TLS    *tls.Config // nil: plaintext
-	Secret string      // the cluster secret, "" for none
+	TLS    credentials.TransportCredentials // nil: plaintext
+	Secret string                           // the cluster secret, "" for none
 }
 
 // An Identity is who answers at a broker's internal address.

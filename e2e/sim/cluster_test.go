@@ -55,6 +55,7 @@ type cluster struct {
 	controllers []*controllerHost
 	conns       []*grpc.ClientConn // of clients, to each broker
 	topics      []*topic
+	objects     map[string]readObject // of the store, by path
 
 	judge *judge
 }
@@ -98,7 +99,7 @@ type controllerHost struct {
 func newCluster(t *testing.T, seed uint64, s shape) *cluster {
 	t.Helper()
 	c := &cluster{
-		t: t, rng: rand.New(rand.NewPCG(seed, 1)), shape: s, net: newNetwork(), kv: storetest.New(), logs: newJournal(),
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), shape: s, net: newNetwork(), kv: storetest.New(), logs: newJournal(), objects: map[string]readObject{},
 	}
 	c.judge = newJudge(c)
 	c.kv.Audit(c.judge.audit)
@@ -209,6 +210,7 @@ func (h *brokerHost) start() {
 	for _, ctl := range c.controllers {
 		cfg.Controllers = append(cfg.Controllers, ctl.addr())
 	}
+	cfg.Storage.ReserveBytes = 1 << 20 // what is kept for a full disk is made at each start
 	cfg.Replication.LagTimeMax = config.Duration(c.shape.lag)
 	cfg.Shutdown.Timeout = config.Duration(5 * time.Second)
 	p := &brokerProcess{disk: &disk{mem: h.mem, slow: c.some(), died: make(chan struct{})}, done: make(chan struct{})}
@@ -279,6 +281,9 @@ func (h *brokerHost) gone(power bool) {
 	h.down = true
 }
 
+// endTime is how long all brokers together may take to end.
+const endTime = 5 * time.Minute
+
 // close ends all that runs, orderly, and waits for it.
 func (c *cluster) close() {
 	for _, conn := range c.conns {
@@ -289,8 +294,16 @@ func (c *cluster) close() {
 			h.proc.cancel()
 		}
 	}
+	limit := time.NewTimer(endTime)
+	defer limit.Stop()
 	for _, h := range c.brokers {
-		<-h.proc.done
+		select {
+		case <-h.proc.done:
+		case <-limit.C:
+			c.judge.complain("I19", "broker %s does not end", h.name)
+			h.kill()
+			limit.Reset(0) // and for the others
+		}
 	}
 	for _, h := range c.controllers {
 		h.cancel()

@@ -11,6 +11,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/controller/store"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -36,6 +37,9 @@ type judge struct {
 	unchecked  []promised
 	complaints []string
 	kinds      map[string]int
+	// expected are kinds of complaints that a story asks for, with how many
+	// came.
+	expected map[string]int
 }
 
 type epochKey struct {
@@ -53,7 +57,7 @@ type leaderKey struct {
 func newJudge(c *cluster) *judge {
 	return &judge{
 		c: c, leaders: map[epochKey]*brokerProcess{}, elected: map[epochKey]state.BrokerID{}, ends: map[leaderKey]record.Offset{},
-		newest: map[state.PartitionKey]*state.Partition{}, committed: map[state.PartitionKey]record.Offset{}, kinds: map[string]int{}, insight: newInsight(),
+		newest: map[state.PartitionKey]*state.Partition{}, committed: map[state.PartitionKey]record.Offset{}, kinds: map[string]int{}, expected: map[string]int{}, insight: newInsight(),
 	}
 }
 
@@ -64,6 +68,10 @@ const toldOfAKind = 5
 func (j *judge) complain(invariant, format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if _, ok := j.expected[invariant]; ok {
+		j.expected[invariant]++
+		return
+	}
 	if j.kinds[invariant]++; j.kinds[invariant] <= toldOfAKind {
 		line := invariant + ": " + fmt.Sprintf(format, args...)
 		j.complaints = append(j.complaints, line)
@@ -116,20 +124,7 @@ type picture struct {
 func (c *cluster) picture() picture {
 	p := picture{map[state.BrokerID]*state.Broker{}, map[uuid.UUID]*state.Topic{}, map[state.PartitionKey]*state.Partition{}}
 	for path, pair := range c.kv.Dump() {
-		_, below, ok := strings.Cut(strings.TrimPrefix(path, "/runnel/"), "/")
-		if !ok {
-			continue
-		}
-		key, err := encoding.ParsePath(below)
-		if err != nil {
-			continue // the election's
-		}
-		o, err := encoding.Unmarshal(key, pair.Value, state.Revision(pair.Mod))
-		if err != nil {
-			c.judge.complain("I21", "%s: %v", path, err)
-			continue
-		}
-		switch o := o.(type) {
+		switch o := c.object(path, pair).(type) {
 		case *state.Broker:
 			p.brokers[o.ID] = o
 		case *state.Topic:
@@ -139,6 +134,31 @@ func (c *cluster) picture() picture {
 		}
 	}
 	return p
+}
+
+// object reads a pair of the store, once; nil: it is none of the cluster's.
+func (c *cluster) object(path string, pair store.Pair) state.Object {
+	if known, ok := c.objects[path]; ok && known.mod == pair.Mod {
+		return known.object
+	}
+	known := readObject{mod: pair.Mod}
+	if _, below, ok := strings.Cut(strings.TrimPrefix(path, "/runnel/"), "/"); ok {
+		key, err := encoding.ParsePath(below)
+		if err == nil {
+			known.object, err = encoding.Unmarshal(key, pair.Value, state.Revision(pair.Mod))
+		}
+		if err != nil {
+			c.judge.complain("I21", "%s: %v", path, err)
+		}
+	}
+	c.objects[path] = known
+	return known.object
+}
+
+// A readObject is an object of the store as of a revision.
+type readObject struct {
+	mod    int64
+	object state.Object
 }
 
 // look is called when nothing moves: what it sees was so at one moment.

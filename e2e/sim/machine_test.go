@@ -46,7 +46,8 @@ type trouble struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	hang   chan struct{} // closed when it goes on; nil: it does not hang
+	hangs  int           // how many reasons there are for it to hang
+	goOn   chan struct{} // closed when there are none any more
 	err    error         // of whatever changes a log file; nil: none
 	failed time.Time     // when that was first told; zero: not yet
 }
@@ -55,16 +56,17 @@ type trouble struct {
 func (d *disk) hang() (goOn func()) {
 	d.trouble.mu.Lock()
 	defer d.trouble.mu.Unlock()
-	gate := make(chan struct{})
-	d.trouble.hang = gate
-	return func() {
+	if d.trouble.hangs == 0 {
+		d.trouble.goOn = make(chan struct{})
+	}
+	d.trouble.hangs++
+	return sync.OnceFunc(func() {
 		d.trouble.mu.Lock()
 		defer d.trouble.mu.Unlock()
-		if d.trouble.hang == gate {
-			d.trouble.hang = nil
-			close(gate)
+		if d.trouble.hangs--; d.trouble.hangs == 0 {
+			close(d.trouble.goOn)
 		}
-	}
+	})
 }
 
 // fail makes all that changes log files fail from now on; nil: no more.
@@ -91,11 +93,11 @@ func (d *disk) failedAt() time.Time {
 // change is what a call that changes a file meets first.
 func (d *disk) change(name string) error {
 	d.trouble.mu.Lock()
-	hang := d.trouble.hang
+	hangs, goOn := d.trouble.hangs > 0, d.trouble.goOn
 	d.trouble.mu.Unlock()
-	if hang != nil {
+	if hangs {
 		select {
-		case <-hang:
+		case <-goOn:
 		case <-d.died:
 		}
 	}

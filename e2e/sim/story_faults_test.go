@@ -12,6 +12,24 @@ import (
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
+// Nothing goes wrong: nothing is refused or uncertain, and no epoch moves.
+func TestStoryNoFaults(t *testing.T) {
+	play(t, setting{controllers: 3}, func(s *stage) {
+		before := s.record().PartitionEpoch
+		p := s.load.pump(s.topic, 0, 20*time.Millisecond, s.through(1))
+		s.load.read(s.topic, 0, rand.New(rand.NewPCG(1, 4))) //nolint:gosec // a story is the same each time
+		for range 300 {
+			s.pass()
+		}
+		if acked, refused, uncertain := p.counts(); acked < 500 || refused+uncertain > 0 {
+			s.judge.complain("1", "nothing went wrong, and of the writes %d were acknowledged, %d refused, and %d are uncertain", acked, refused, uncertain)
+		}
+		if now := s.record(); now.PartitionEpoch != before {
+			s.judge.complain("1", "nothing went wrong, and the partition became %+v", *now)
+		}
+	})
+}
+
 // A leader that nobody but its clients reaches falls silent: it says nothing
 // about the end of the log that the next leader could contradict, and
 // acknowledges nothing.

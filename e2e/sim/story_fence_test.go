@@ -59,6 +59,26 @@ func TestStoryEligibleReplicaLosesItsEnd(t *testing.T) {
 	})
 }
 
+// A copy that lost its end in a power cut has caught up. When its process is
+// killed a moment later it has lost nothing more, and that is known.
+func TestStoryKilledAfterAPowerCut(t *testing.T) {
+	play(t, setting{}, func(s *stage) {
+		s.sent(0, 3)
+		s.r[1].cutPower(0)
+		s.stepFor(100 * time.Millisecond)
+		s.r[1].start()
+		s.soon("it has caught up", 10*time.Second, func() bool { return s.inSync(0, 1, 2) })
+		s.stepFor(200 * time.Millisecond)
+		s.r[1].kill()
+		s.step()
+		s.r[1].start()
+		s.soon("it has opened its copy", 10*time.Second, func() bool { return s.replica(s.id(1), s.key) != nil })
+		if why := s.replica(s.id(1), s.key).Suspicion(); why != "" {
+			s.judge.complain("61", "a copy that has lost nothing is suspect: %s", why)
+		}
+	})
+}
+
 // A disk fails while it makes records durable: its broker promises nothing more
 // and ends, and its copies do not count before they have caught up, because what
 // the failed sync was for is lost though the machine goes on.
@@ -196,6 +216,34 @@ func TestStoryDeposedControllerWrites(t *testing.T) {
 		s.stepFor(3 * time.Second)
 		if err := s.remove(t, 30*time.Second); err != nil { // a broker may have asked the next controller again
 			s.t.Errorf("remove: %v", err)
+		}
+	})
+}
+
+// The request that makes a topic is stuck on its way to the store, is made again,
+// and arrives when the topic has been deleted: it stays deleted.
+func TestStoryCreationComesLate(t *testing.T) {
+	play(t, setting{}, func(s *stage) {
+		var once atomic.Bool
+		s.kv.Inject(func([]store.Write) storetest.Fault {
+			if once.CompareAndSwap(false, true) {
+				return storetest.FaultDelayed
+			}
+			return storetest.FaultNone
+		})
+		t := &topic{name: "late", partitions: 2, history: history.New(history.Options{})}
+		if err := s.create(t, 20*time.Second, 3, nil); err != nil {
+			s.t.Fatal(err)
+		}
+		s.kv.Inject(nil)
+		if err := s.remove(t, 20*time.Second); err != nil {
+			s.t.Fatal(err)
+		}
+		s.stepFor(3 * time.Second)
+		s.kv.Release()
+		s.stepFor(time.Second)
+		if n := len(s.picture().topics); n != 1 {
+			s.judge.complain("6", "a topic that was deleted is there again: %v", s.picture().topics)
 		}
 	})
 }

@@ -164,3 +164,19 @@ func TestAddRange(t *testing.T) {
 		}
 	})
 }
+
+func FuzzParseCleanState(f *testing.F) {
+	f.Add(encodePairs(cleanerMagic, [][2]int64{{7, 1000}}))
+	f.Add(encodePairs(cleanerMagic, [][2]int64{{-1, 0}}))
+	f.Add(encodePairs(cleanerMagic, nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pairs, err := parsePairs(cleanerMagic, b)
+		if err != nil {
+			return
+		}
+		s, err := parseCleanState(pairs)
+		if err == nil && (s.dirtyFrom < 0 || s.horizonMs < 0) {
+			t.Fatalf("negative: %+v", s)
+		}
+	})
+}

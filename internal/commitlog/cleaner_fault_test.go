@@ -50,6 +50,26 @@ func TestClean_damage(t *testing.T) {
 	}
 }
 
+// Where batches are missing nobody knows what they said of the keys before them.
+func TestClean_missingSegment(t *testing.T) {
+	m := newTable(t, compactConfig())
+	for i := range 3 {
+		m.append(t, record.CompressionNone, [2]string{"k", fmt.Sprint(i)})
+		m.seal(t)
+	}
+	must(t, m.h.log.Checkpoint())
+	m.h.mem.Kill()
+	must(t, m.h.mem.Remove(m.h.path(segmentName(1, logSuffix))))
+	must(t, m.h.mem.Remove(m.h.path(checkpointName))) // so that all is read
+	m.h.mustOpen(t, false)
+	if bad, ok := errors.AsType[*CorruptError](cleanErr(t, m.h.log, m.h.nowMs)); !ok || bad.Offset != 1 || bad.NextOffset != 2 {
+		t.Fatalf("error %v, want damage of offset 1", bad)
+	}
+	if m.h.log.Segments() != 3 || m.h.log.CleanedTo() != 0 {
+		t.Fatalf("%d segments, cleaned to %d", m.h.log.Segments(), m.h.log.CleanedTo())
+	}
+}
+
 // A full disk ends a pass, wherever it strikes, and costs nothing but the pass.
 func TestClean_diskFull(t *testing.T) {
 	for skip := range 40 {
@@ -130,14 +150,12 @@ func TestClean_closed(t *testing.T) {
 	}
 	m.seal(t)
 	waiting := make(chan struct{})
+	var once sync.Once
 	var pass sync.WaitGroup
 	var err error
 	pass.Go(func() {
 		_, err = m.h.log.Clean(context.Background(), CleanOptions{NowMs: m.h.nowMs, Limit: m.h.log.End(), Pace: func(ctx context.Context, _ int) error {
-			if waiting != nil {
-				close(waiting)
-				waiting = nil
-			}
+			once.Do(func() { close(waiting) })
 			<-ctx.Done()
 			return ctx.Err()
 		}})

@@ -191,6 +191,35 @@ func TestRoot_Close_marker(t *testing.T) {
 	})
 }
 
+// A partition that was opened, and has caught up since, does not depend any more on
+// how an earlier process ended.
+func TestRoot_Opened_endsThePast(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		m := vfs.NewMem()
+		r := openRoot(t, m, rootOptions(inBoot("1")))
+		openPartition(t, r, topicA, 0, true)
+		m.Kill()
+		r = openRoot(t, m, rootOptions(inBoot("2"))) // the power was cut
+		log, rec := openPartition(t, r, topicA, 0, false)
+		if rec.Suspicion == commitlog.NotSuspect {
+			t.Fatal("it is not suspect")
+		}
+		if told {
+			if err := r.Opened(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := log.SetSuspicion(commitlog.NotSuspect); err != nil { // it has caught up
+			t.Fatal(err)
+		}
+		m.Kill()
+		r = openRoot(t, m, rootOptions(inBoot("2")))
+		if _, rec = openPartition(t, r, topicA, 0, false); (rec.Suspicion == commitlog.NotSuspect) != told {
+			t.Errorf("killed after a power cut, opened %v: %s", told, rec.Suspicion)
+		}
+	}
+}
+
 // The story of a partition that nobody opened: what was known of the process
 // that wrote it last must not be forgotten over starts that know nothing of
 // it.

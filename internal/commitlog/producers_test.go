@@ -334,3 +334,38 @@ func FuzzParseProducers(f *testing.F) {
 		}
 	})
 }
+
+// A full disk costs snapshots, and nothing else: they are caches where batches
+// say the same, and retention must go on to make room.
+func TestProducers_fullDisk(t *testing.T) {
+	h := newHarness(testConfig()).withProducers()
+	h.mustOpen(t, false)
+	h.startEpoch(t)
+	h.fault.Inject(vfs.Rule{Ops: vfs.OpWrite, Path: "*" + producersSuffix + vfs.TempSuffix, Times: -1, Err: syscall.ENOSPC})
+	for range 30 {
+		h.append(t, 200, record.CreateTime, h.nowMs)
+	}
+	h.truncate(t, 28)
+	h.check(t)
+	h.deleteBefore(t, 20)
+	h.check(t)
+	must(t, h.log.Close())
+	if got := append(snapshotNames(t, h.mem), h.names(t, vfs.TempSuffix)...); len(got) > 0 {
+		t.Errorf("left behind: %v", got)
+	}
+}
+
+// Any other failure of a snapshot's file is one of the disk.
+func TestProducers_failingDisk(t *testing.T) {
+	h := newHarness(testConfig()).withProducers()
+	h.mustOpen(t, false)
+	h.startEpoch(t)
+	h.append(t, 200, record.CreateTime, h.nowMs)
+	h.fault.Inject(vfs.Rule{Ops: vfs.OpWrite, Path: "*" + producersSuffix + vfs.TempSuffix, Err: syscall.EIO})
+	if err := h.log.Roll(); !errors.Is(err, ErrFailed) {
+		t.Errorf("a roll: %v", err)
+	}
+	if err := h.log.Sync(); !errors.Is(err, ErrFailed) {
+		t.Errorf("after it: %v", err)
+	}
+}

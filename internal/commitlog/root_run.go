@@ -133,6 +133,21 @@ func (r *Root) checkpointAll(ctx context.Context) {
 	}
 }
 
+// Opened writes down which partitions were opened by now, unless that is known:
+// the next start does not depend any more on how the process before this one
+// ended, as far as they are concerned. Each checkpoint does the same; whoever is
+// about to vouch for what the partitions hold does it before. It returns
+// ErrFailed when the disk has failed; any other error will be got over.
+func (r *Root) Opened() error {
+	r.notes.take()
+	defer r.notes.give()
+
+	if err := r.usable(); err != nil {
+		return err
+	}
+	return errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn())
+}
+
 func mustTake(t turn) bool {
 	t.take()
 	return true

@@ -2,7 +2,6 @@ package rpcserver
 
 import (
 	"context"
-	"crypto/tls"
 	"net"
 	"net/url"
 	"time"
@@ -18,9 +17,9 @@ import (
 // DialOptions say what a connection inside the cluster needs beside what all
 // of them have.
 type DialOptions struct {
-	TLS    *tls.Config      // nil: plaintext
-	Secret string           // the cluster secret, "" for none
-	Codec  encoding.CodecV2 // nil: plain Protobuf
+	TLS    credentials.TransportCredentials // nil: plaintext
+	Secret string                           // the cluster secret, "" for none
+	Codec  encoding.CodecV2                 // nil: plain Protobuf
 	// Dial opens the transport; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }
@@ -47,7 +46,7 @@ func Dial(addr string, o DialOptions) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(callOptions(o.Codec)...),
 	}
 	if o.TLS != nil {
-		opts = append(opts, grpc.WithTransportCredentials(credentials.NewTLS(o.TLS)))
+		opts = append(opts, grpc.WithTransportCredentials(o.TLS))
 	} else {
 		opts = append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	}

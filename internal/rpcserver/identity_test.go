@@ -9,8 +9,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -32,14 +34,14 @@ func (r *registrar) DescribeCluster(ctx context.Context, _ *runnelv1.DescribeClu
 
 func TestIdentity(t *testing.T) {
 	ca := certtest.New(t)
-	load := func(common string, names ...string) (server, client *tls.Config) {
+	load := func(common string, names ...string) (server, client credentials.TransportCredentials) {
 		t.Helper()
 		cert, key := ca.Issue("one", common, names...)
-		server, client, err := LoadTLS(cert, key, ca.CA())
+		c, err := LoadCertificates(cert, key, ca.CA(), zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return server, client
+		return c.Server(tls.RequireAndVerifyClientCert), c.Client()
 	}
 	serverTLS, _ := load("server")
 	srv := New(Options{Port: InternalPort, TLS: serverTLS})

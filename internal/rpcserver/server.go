@@ -3,7 +3,6 @@
 package rpcserver
 
 import (
-	"crypto/tls"
 	"sync"
 	"time"
 
@@ -53,10 +52,10 @@ type Options struct {
 	Port    Port
 	Rules   []rpcerr.Rule
 	Log     zerolog.Logger
-	Metrics prometheus.Registerer // may be nil
-	Codec   encoding.CodecV2      // nil: plain Protobuf
-	TLS     *tls.Config           // nil: plaintext
-	Secret  string                // when set, every call but health checks must carry it
+	Metrics prometheus.Registerer            // may be nil
+	Codec   encoding.CodecV2                 // nil: plain Protobuf
+	TLS     credentials.TransportCredentials // nil: plaintext
+	Secret  string                           // when set, every call but health checks must carry it
 	// NoReflection leaves out the services that describe the others.
 	NoReflection bool
 }
@@ -93,7 +92,7 @@ func New(o Options) *Server {
 		grpc.ChainStreamInterceptor(ic.stream),
 	}
 	if o.TLS != nil {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(o.TLS)))
+		opts = append(opts, grpc.Creds(o.TLS))
 	}
 	s := &Server{Server: grpc.NewServer(opts...), health: health.NewServer()}
 	s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
