@@ -80,6 +80,9 @@ func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop 
 	runnelv1.RegisterLogServiceServer(d.srv, d)
 	runnelv1.RegisterAdminServiceServer(d.srv, f)
 	runnelv1.RegisterProducerServiceServer(d.srv, d)
+	if f.group != nil {
+		runnelv1.RegisterGroupServiceServer(d.srv, f.group)
+	}
 	if knows {
 		runnelv1.RegisterMetadataServiceServer(d.srv, d)
 	}
@@ -90,6 +93,9 @@ func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop 
 		d.srv.Stop()
 		serving.Wait()
 		f.readers.Wait()
+		if f.group != nil {
+			f.group.readers.Wait()
+		}
 	}
 }
 

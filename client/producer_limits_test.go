@@ -192,7 +192,7 @@ func TestProducer_refusedStream(t *testing.T) {
 }
 
 // A topic that was deleted and created again takes no old writes, and takes new
-// ones.
+// ones (AD-03).
 func TestProducer_topicCreatedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 3})

@@ -307,6 +307,7 @@ func TestAdminCalls_wait_for_brokers_for_two_seconds_at_most(t *testing.T) {
 	})
 }
 
+// A topic of a name that was there before is another one, and nothing of the old one is left in the metadata (AD-03).
 func TestDeleteTopic_frees_the_name_and_waits_for_every_broker_to_forget(t *testing.T) {
 	inCluster(t, 2, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
 		t := w.t

@@ -79,10 +79,18 @@ func TestDamage(t *testing.T) {
 			t.Error("emptied while it was counted on")
 		}
 		r.lead(3)
+		// As long as another broker may take over, readers are to come again.
+		if _, err := bad.p.Read(make([]byte, 1<<16), 1, 2); !errors.Is(err, ErrMoving) || errors.Is(err, ErrLogCorrupt) {
+			t.Errorf("read at a leader that can be replaced: %v", err)
+		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if a := bad.session.asks(); len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") || !a[0].Suspect {
 			t.Errorf("asked %+v", a)
+		}
+		time.Sleep(10 * time.Second)
+		if _, err := bad.p.Read(make([]byte, 1<<16), 1, 2); !errors.Is(err, ErrLogCorrupt) {
+			t.Errorf("read when nobody has taken over: %v", err)
 		}
 	})
 }

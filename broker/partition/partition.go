@@ -102,6 +102,7 @@ type Partition struct {
 	// refusal is what a client is told while another broker leads.
 	refusal error
 	askedAt time.Time // for another leader
+	hurt    hurt      // when damage was met
 
 	subs    map[metadata.BrokerID]*subscription // of followers, while leading
 	ackNote *notifier                           // of the subscription at the leader, while following

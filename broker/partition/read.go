@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
@@ -25,9 +26,38 @@ func (p *Partition) Read(dst []byte, from, end record.Offset) (n int, err error)
 	}
 	n, err = p.log.Read(dst, from, end)
 	if err != nil {
-		return 0, p.readFailed(from, err)
+		return 0, p.elsewhere(p.readFailed(from, err))
 	}
 	return n, nil
+}
+
+// elsewhere makes ErrMoving of damage in the log of a leader that others can
+// replace: it has asked to be, and they have what it lacks. When that comes to
+// nothing for as long as a follower may lag, the damage is told.
+func (p *Partition) elsewhere(err error) error {
+	if !errors.Is(err, ErrLogCorrupt) {
+		return err
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.core.role != leading || len(p.core.committed) < 2 {
+		return err
+	}
+	if p.hurt.epoch != p.core.epoch {
+		p.hurt = hurt{p.core.epoch, now}
+	}
+	if now.Sub(p.hurt.since) > p.core.lag.max {
+		return err
+	}
+	return fmt.Errorf("%s: %w: this copy is damaged, and another one takes its place: try again", p, ErrMoving)
+}
+
+// A hurt leader is one that found damage in its log: in which epoch, and when.
+type hurt struct {
+	epoch record.Epoch
+	since time.Time
 }
 
 // CheckOffset says why reading can't begin at an offset: OutOfRangeError, where
@@ -75,10 +105,12 @@ func (p *Partition) readFailed(from record.Offset, err error) error {
 }
 
 // Damaged notes that a reader found the payload of the offsets from from up to
-// next damaged.
-func (p *Partition) Damaged(from, next record.Offset, what string) {
+// next damaged, and returns damage, or ErrMoving when another broker is about to
+// have what this one lacks.
+func (p *Partition) Damaged(from, next record.Offset, what string, damage error) error {
 	p.host.metrics.corrupt.Inc()
 	p.log.NoteDamage(from, next, what)
+	return p.elsewhere(damage)
 }
 
 // OffsetForTime finds the first committed record whose time is at or after ms.
@@ -91,7 +123,7 @@ func (p *Partition) OffsetForTime(ms int64) (off record.Offset, tsMs int64, foun
 	}
 	off, tsMs, found, err = p.log.OffsetForTime(ms, st.HighWatermark)
 	if err != nil {
-		return 0, 0, false, p.readFailed(st.LogStart, err)
+		return 0, 0, false, p.elsewhere(p.readFailed(st.LogStart, err))
 	}
 	if !found {
 		_, err = p.End()

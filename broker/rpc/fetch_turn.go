@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"errors"
+	"math"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -123,6 +124,10 @@ func (f *fetcher) prepare() bool {
 	return false
 }
 
+// movingPause is the time between looks at a leader that is about to be
+// replaced because of damage in its log.
+const movingPause = 50 * time.Millisecond
+
 // serve lets s, the front of the queue, send one response. Its errors are those
 // of the stream; a partition that fails says so and leaves.
 func (f *fetcher) serve(s *fetchSub, now time.Time) error {
@@ -134,8 +139,12 @@ func (f *fetcher) serve(s *fetchSub, now time.Time) error {
 		return nil
 	}
 	if err != nil {
-		if !f.goesAway(err) {
+		switch {
+		case !f.goesAway(err):
 			f.fail(s, err)
+		case errors.Is(err, partition.ErrMoving):
+			// It still leads, and will not for long.
+			f.board.hold(s, now.Add(movingPause), math.MaxInt64)
 		} // else the next look at its state tells
 		return nil
 	}
@@ -376,14 +385,15 @@ func countFrom(h *record.Header, next, stop record.Offset) int64 {
 // corruptLog says that damage was found after the log was read: in the offsets
 // from from up to next.
 func corruptLog(s *fetchSub, from, next record.Offset, what string) error {
-	if p, ok := s.part.(*partition.Partition); ok {
-		p.Damaged(from, next, what) // what another broker leads is not in this log
-	}
-	return &logError{
+	damage := &logError{
 		kind: partition.ErrLogCorrupt,
 		text: s.topic + "/" + decimal(s.key.partition) + ": damaged data in the log at offset " + decimal(s.next) + ": " + what,
 		facts: map[string]string{
 			"topic": s.topic, "partition": decimal(s.key.partition), "nextOffset": decimal(next),
 		},
 	}
+	if p, ok := s.part.(*partition.Partition); ok { // what another broker leads is not in this log
+		return p.Damaged(from, next, what, damage)
+	}
+	return damage
 }

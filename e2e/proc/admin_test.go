@@ -16,6 +16,7 @@ func TestAdmin(t *testing.T) {
 	t.Run("counts", counts(n))
 	t.Run("configs", configs(n))
 	t.Run("exit at end", exitAtEnd(n))
+	t.Run("created again", createdAgain(n))
 	t.Run("interrupt", interruptProduce(n))
 }
 
@@ -164,6 +165,25 @@ func exitAtEnd(n *Node) func(t *testing.T) {
 		}
 		if got := n.cli(t, "consume", "ends-1", "--exit-at-end", "--from", "1000"); got != "" {
 			t.Errorf("from the end: %s", got)
+		}
+	}
+}
+
+// A topic of an old name is a new one, with other partitions, from offset 0, and
+// nothing of the old one in it, also after a crash (AD-03).
+func createdAgain(n *Node) func(t *testing.T) {
+	return func(t *testing.T) {
+		n.cli(t, "topic", "create", "twice", "--partitions", "4")
+		write(t, n, "twice", strings.Repeat("old\n", 100))
+		n.cli(t, "topic", "delete", "twice")
+		n.cli(t, "topic", "create", "twice", "--partitions", "2")
+		write(t, n, "twice", "new\n")
+		for range 2 {
+			if got := n.cli(t, "consume", "twice", "--exit-at-end", "--print", "%o %v"); got != "0 new\n" {
+				t.Errorf("read %q", got)
+			}
+			n.Kill()
+			n.restart(t)
 		}
 	}
 }

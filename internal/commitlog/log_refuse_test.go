@@ -13,7 +13,7 @@ import (
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
-// Only the active segment need be open; a lack of descriptors is no failure.
+// Only the active segment need be open; a lack of descriptors is no failure (OP-06).
 func TestLog_fewDescriptors(t *testing.T) {
 	h := openWith(t, testConfig(), 60)
 	h.reopen(t, true)
