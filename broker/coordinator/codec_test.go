@@ -87,3 +87,25 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// What a newer version wrote is not guessed at.
+func TestDecode_unknownVersions(t *testing.T) {
+	c := group.Change{Group: "g", State: &group.State{Epoch: 1, Assignor: group.Sticky}}
+	key, value, err := encode(&c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := func(b []byte) []byte { // field 1, the version, comes first
+		b = slices.Clone(b)
+		b[1]++
+		return b
+	}
+	if _, err := decode(key, value); err != nil {
+		t.Error(err)
+	}
+	for name, kv := range map[string][2][]byte{"key": {newer(key), value}, "tombstone": {newer(key), nil}, "value": {key, newer(value)}} {
+		if _, err := decode(kv[0], kv[1]); !errors.Is(err, group.ErrUnreadable) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -41,7 +41,7 @@ func TestCoordinator_restartMovesNothing(t *testing.T) {
 		if err := a.commit(7, first); err != nil {
 			t.Fatal(err)
 		}
-		before := r.describe("g")
+		pause(7 * time.Second)
 		for name, restart := range map[string]func(){
 			"another process": func() {
 				r.stop()
@@ -53,11 +53,13 @@ func TestCoordinator_restartMovesNothing(t *testing.T) {
 				r.ready()
 			},
 		} {
+			before := r.describe("g")
 			restart()
 			a.listen()
 			if !a.ended || !errors.Is(a.err, group.ErrLoading) {
 				t.Errorf("%s: the stream ended with %v", name, a.err)
 			}
+			pause(5 * time.Second) // longer than what was left of their sessions
 			after := r.describe("g")
 			wantEqual(t, name+": partitions", before.Parts, after.Parts)
 			if after.Epoch != before.Epoch || after.Phase != group.Stable || len(after.Members) != 2 {
@@ -157,13 +159,16 @@ func TestCoordinator_nothingBeforeItIsCommittedCG07(t *testing.T) {
 }
 
 // grow adds a replica that never acknowledges to the ISR, within the epoch.
-func (r *rig) grow() {
+func (r *rig) grow() { r.isr(1, 2) }
+
+// isr changes the ISR of partition 0, within the epoch.
+func (r *rig) isr(isr ...int32) {
 	r.t.Helper()
 	o := r.image
 	t, _ := o.TopicByID(r.offsets)
 	p := &controllerv1.PartitionRecord{
 		TopicId: r.offsets.String(), Leader: me, LeaderEpoch: r.epoch, PartitionEpoch: t.Partitions[0].PartitionEpoch + 1,
-		Replicas: []int32{1, 2}, Isr: []int32{1, 2}, MinIsr: 1, Flush: controllerv1.FlushMode_FLUSH_MODE_SYNC,
+		Replicas: []int32{1, 2}, Isr: isr, MinIsr: 1, Flush: controllerv1.FlushMode_FLUSH_MODE_SYNC,
 	}
 	r.publish(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Partition{Partition: p}})
 }
@@ -190,19 +195,10 @@ func TestCoordinator_unconfirmed(t *testing.T) {
 		}
 		pause(20 * time.Second)
 		r.session.confirm(true)
+		r.isr(1)
 		pause(time.Second)
-		m, err := r.Open(0, "g")
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.m, a.ended = m, false
-		m.Join(a.id, a.epoch, a.terms, 1)
-		pause(0)
-		if r.all()[0].serving() != nil {
-			t.Error("it does not serve")
-		}
-		a.listen()
-		if a.ended {
+		a.connect(a.epoch)
+		if a.ended || !a.joined.Resumed || len(a.last.Parts) != 1 {
 			t.Errorf("it could not go on: %v", a.err)
 		}
 	})
@@ -456,6 +452,36 @@ func TestCoordinator_failedAppend(t *testing.T) {
 		}
 		if err := r.commit("g", "", 0, 2, p); err != nil {
 			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
+
+// A member is told nothing before its membership is committed; it hears that it
+// was heard all the same.
+func TestCoordinator_joinWaitsForTheHighWatermark(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		r.topic("orders", 2)
+		r.grow() // another replica has to acknowledge, and never does
+		a := r.consumer(memberID(1), reads("orders"))
+		pause(time.Second)
+		a.listen()
+		if a.joined != nil || a.last != nil || len(a.pongs) != 1 {
+			r.t.Errorf("joined %+v, assigned %+v, pongs %v", a.joined, a.last, a.pongs)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if d, err := r.Describe(ctx, 0, "g"); err == nil {
+			r.t.Errorf("a description of what may never have been: %+v", d)
+		}
+		r.lead(1) // the record survived, and the next coordinator finds it
+		r.ready()
+		a.listen()
+		if !a.ended || !errors.Is(a.err, group.ErrLoading) {
+			r.t.Errorf("the stream: %v", a.err)
+		}
+		a.connect(0)
+		if a.joined == nil || !a.joined.Resumed || len(a.last.Parts) != 2 {
+			r.t.Errorf("joined %+v, assigned %+v", a.joined, a.last)
 		}
 	})
 }

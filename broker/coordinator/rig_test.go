@@ -72,6 +72,8 @@ type rig struct {
 	epoch   int64 // leader epoch of Topic
 	offsets uuid.UUID
 	shards  int32
+	measure Measurer
+	log     zerolog.Logger
 
 	stop   context.CancelFunc // of the coordinator
 	cancel context.CancelFunc
@@ -84,7 +86,7 @@ func newRig(t *testing.T, cfg Config, shards int32) *rig {
 	mem := vfs.NewMem()
 	r := &rig{
 		t: t, cfg: cfg, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &fakeSession{confirmed: true},
-		offsets: uuid.New(), shards: shards,
+		offsets: uuid.New(), shards: shards, log: zerolog.Nop(),
 	}
 	r.image = r.store.Load()
 	root, err := commitlog.OpenRoot(r.fault, "data", commitlog.RootOptions{
@@ -115,7 +117,7 @@ func newRig(t *testing.T, cfg Config, shards int32) *rig {
 func (r *rig) start() {
 	r.t.Helper()
 	r.reg = prometheus.NewRegistry()
-	r.Coordinator = New(r.cfg, Deps{Store: r.store, Local: r.set.Get, Metrics: r.reg, Log: zerolog.Nop()})
+	r.Coordinator = New(r.cfg, Deps{Store: r.store, Local: r.set.Get, Measure: r.measure, Metrics: r.reg, Log: r.log})
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	c := r.Coordinator

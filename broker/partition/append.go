@@ -61,7 +61,11 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce boo
 	if b.ProducerID != 0 {
 		// Before all that is said about new batches: of one that is stored
 		// nobody may say that nothing was.
-		if a, found, err := p.checkProducer(b, st, time.Now().UnixMilli()); found || err != nil {
+		a, found, err := p.checkProducer(b, st, time.Now().UnixMilli())
+		if found && atOnce && !p.Confirmed() {
+			return Appended{}, fmt.Errorf("%s: %w: it is stored here, and may not stay; try again, or with acks ALL", p, ErrUnconfirmed)
+		}
+		if found || err != nil {
 			return a, err
 		}
 	}

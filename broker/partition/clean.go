@@ -79,9 +79,12 @@ func (c *cleaner) work(ctx context.Context) {
 	}
 }
 
-// take returns the dirtiest partition that is due, nil when none is. The caller
-// gives it back.
+// take returns the dirtiest partition that is due, nil when none is or the disk
+// is all but full. The caller gives it back.
 func (c *cleaner) take(now time.Time) *Partition {
+	if c.set.host.disk().Hard {
+		return nil // what a pass writes comes before what it frees
+	}
 	all := c.set.All()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +149,13 @@ func (p *Partition) uncleanable() bool { return p.log.Config().Compact && p.dama
 func (p *Partition) clean(ctx context.Context, c *cleaner) error {
 	start := time.Now()
 	done, err := p.log.Clean(ctx, commitlog.CleanOptions{
-		NowMs: start.UnixMilli(), Limit: p.State().LastStable, Codec: c.codec, Pace: c.pace.wait,
+		NowMs: start.UnixMilli(), Limit: p.State().LastStable, Codec: c.codec,
+		Pace: func(ctx context.Context, bytes int) error {
+			if p.host.disk().Hard {
+				return fmt.Errorf("%w: the disk is below its hard mark", commitlog.ErrStorageFull)
+			}
+			return c.pace.wait(ctx, bytes)
+		},
 		MapBytes: c.cfg.DedupeBufferBytes / int64(c.cfg.Threads),
 	})
 	p.host.metrics.clean.add(&done)

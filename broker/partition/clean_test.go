@@ -276,6 +276,38 @@ func TestClean_damage(t *testing.T) {
 	})
 }
 
+// On a disk that is all but full nothing is compacted: what a pass writes comes
+// before what it frees.
+func TestClean_hardMark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.compacted()
+		synctest.Wait()
+		usual := r.nodes[1].host.disk
+		r.nodes[1].host.disk = func() commitlog.DiskState { return commitlog.DiskState{Hard: true, Soft: true} }
+		for i := range 5 {
+			b := batch(t, 1, int64(i))
+			if _, err := r.nodes[1].p.log.Append(b, 1, record.CreateTime); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.nodes[1].p.mu.Lock()
+		r.nodes[1].p.core.hw = 5
+		r.nodes[1].p.core.own.written = 5
+		r.nodes[1].p.publishLocked()
+		r.nodes[1].p.mu.Unlock()
+		r.pass(5 * time.Minute)
+		if to := r.nodes[1].p.log.CleanedTo(); to != 0 {
+			t.Errorf("cleaned to %d on a full disk", to)
+		}
+		r.nodes[1].host.disk = usual
+		r.pass(time.Minute)
+		if to := r.nodes[1].p.log.CleanedTo(); to == 0 {
+			t.Error("not cleaned, and there is room again")
+		}
+	})
+}
+
 // Retention and compaction go by the policy.
 func TestLogConfig_cleanupPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -146,6 +146,17 @@ func TestProducers_duplicatesWaitForTheirCommit(t *testing.T) {
 		if err != nil || !again.Duplicate || told != 2 {
 			t.Errorf("a retry of what is committed: %+v, %v, answered %d times", again, err, told)
 		}
+		// What is answered at once is answered by a leader that is one for sure.
+		if again, err = leader.AppendAtOnce(sequenced(t, 7, 0, 3), nil); err != nil || !again.Duplicate {
+			t.Errorf("a retry, answered at once: %+v, %v", again, err)
+		}
+		r.nodes[1].session.mu.Lock()
+		r.nodes[1].session.confirmed = false
+		r.nodes[1].session.mu.Unlock()
+		time.Sleep(time.Minute) // of the bubble
+		if again, err = leader.AppendAtOnce(sequenced(t, 7, 0, 3), nil); !errors.Is(err, ErrUnconfirmed) {
+			t.Errorf("a retry at a leader that may be none: %+v, %v", again, err)
+		}
 	})
 }
 

@@ -45,6 +45,7 @@ type testBroker struct {
 	// openInternal opens the internal port, in a town.
 	openInternal func()
 	admin        *AdminService
+	groups       *GroupService // nil: it keeps none
 
 	wait     func(revision int64)
 	revision int64
@@ -142,6 +143,9 @@ func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
 	}
 	srv := rpcserver.New(rpcserver.Options{Port: rpcserver.ClientPort, Rules: Rules(), Log: zerolog.Nop(), Codec: wire.NewCodec(opts.Pool)})
 	b.svc.Register(srv)
+	if b.groups != nil {
+		runnelv1.RegisterGroupServiceServer(srv, b.groups)
+	}
 
 	lis, dial := listenInMemory()
 	if cfg.listen != nil {

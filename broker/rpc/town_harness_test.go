@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,6 +23,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/coordinator"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
@@ -39,6 +41,8 @@ type testTown struct {
 	forward map[int32]*ForwardService
 	topics  map[string]*testTopic
 	tune    func(*router.Options)
+	// groupConfig is not nil where brokers keep consumer groups.
+	groupConfig *coordinator.Config
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -58,10 +62,15 @@ type testTopic struct {
 // newTown starts brokers 1 to n. tune may change how they route.
 func newTown(t *testing.T, n int32, tune func(*router.Options), opts LogOptions) *testTown {
 	t.Helper()
+	return buildTown(t, n, tune, opts, nil)
+}
+
+func buildTown(t *testing.T, n int32, tune func(*router.Options), opts LogOptions, groups *coordinator.Config) *testTown {
+	t.Helper()
 	w := &testTown{
 		t: t, brokers: map[int32]*testBroker{}, routers: map[int32]*router.Router{}, forward: map[int32]*ForwardService{},
 		topics: map[string]*testTopic{}, listeners: map[string]*bufconn.Listener{}, conns: map[string][]net.Conn{}, dials: map[string]int{},
-		tune: tune,
+		tune: tune, groupConfig: groups,
 	}
 	for id := int32(1); id <= n; id++ {
 		w.brokers[id] = newTestBroker(t, testConfig{id: id, town: w, opts: opts})
@@ -108,6 +117,10 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 	wg.Go(func() { _ = r.Run(ctx) })
 	b.openInternal = func() {
 		b.admin = NewAdminService(AdminDeps{Store: b.store, Set: b.set, Root: b.root, Finder: w.finder(b), Router: r, Log: zerolog.Nop()})
+		if w.groupConfig != nil {
+			c := w.joinGroups(b, r)
+			wg.Go(func() { _ = c.Run(ctx) })
+		}
 		fwd := NewForwardService(b.svc, b.admin)
 		w.forward[id] = fwd
 		fwd.Register(srv)
@@ -119,6 +132,26 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 		w.forward[id].Wait()
 		wg.Wait()
 	}
+}
+
+// joinGroups lets a broker keep consumer groups.
+func (w *testTown) joinGroups(b *testBroker, r *router.Router) *coordinator.Coordinator {
+	c := coordinator.New(*w.groupConfig, coordinator.Deps{
+		Store: b.store, Local: b.set.Get, Log: zerolog.Nop(),
+		Measure: func(ctx context.Context, places []coordinator.Place) []coordinator.Measure {
+			return b.groups.Measure(ctx, places)
+		},
+	})
+	b.groups = NewGroupService(GroupDeps{
+		Store: b.store, Coordinator: c, Finder: w.finder(b), Router: r, Logs: b.svc, Admin: b.admin,
+		Ensure: func(context.Context) (*metadata.Topic, error) {
+			if t, ok := b.store.Load().Topic(coordinator.Topic); ok {
+				return t, nil
+			}
+			return nil, metadata.ErrNoController
+		},
+	})
+	return c
 }
 
 func (w *testTown) finder(b *testBroker) metadata.Finder {
@@ -179,6 +212,7 @@ func (w *testTown) topic(name string, leaders ...int32) uuid.UUID {
 	w.topics[name] = tt
 	objects := []*controllerv1.MetadataObject{{Object: &controllerv1.MetadataObject_Topic{Topic: &controllerv1.TopicRecord{
 		TopicId: tt.id.String(), Name: name, Phase: controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE, Partitions: int32(len(leaders)),
+		Internal:          strings.HasPrefix(name, "__"),
 		ReplicationFactor: int32(len(w.brokers)), Configs: tt.configs,
 	}}}}
 	for n, leader := range leaders {

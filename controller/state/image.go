@@ -11,8 +11,9 @@ import (
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
 
-// MaxChanges is how many changes one transaction can carry: with the election key, etcd's limit of 128 comparisons.
-const MaxChanges = 127
+// MaxChanges is how many changes one transaction can carry: with the election key, and the one of creations, etcd's limit of 128
+// comparisons.
+const MaxChanges = 126
 
 // An Image is the picture of the cluster at one revision. It is not safe for concurrent use; the objects it returns may be
 // kept and shared.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -66,6 +67,11 @@ func (s *Store) Commit(ctx context.Context, fence Fence, changes []state.Change)
 	for n, c := range changes {
 		cmps = append(cmps, Compare{Key: writes[n].Key, Revision: int64(c.Base)})
 	}
+	if slices.ContainsFunc(changes, func(c state.Change) bool { return c.Base == 0 }) {
+		if cmps, writes, err = s.once(ctx, cmps, writes); err != nil {
+			return 0, err
+		}
+	}
 	backoff := minBackoff
 	inDoubt := false
 	for {
@@ -77,14 +83,14 @@ func (s *Store) Commit(ctx context.Context, fence Fence, changes []state.Change)
 			inDoubt = true
 			s.ambiguous.Add(1)
 		}
-		rev, verr := s.verify(ctx, fence, changes, writes, inDoubt)
+		rev, verr := s.verify(ctx, fence, changes, writes[:len(changes)], inDoubt)
 		switch {
 		case verr == nil:
 			return rev, nil
 		case !errors.Is(verr, errUntouched):
 			return 0, verr
 		case err == nil:
-			return 0, ErrConflict // it changed, and back again
+			return 0, ErrConflict // it changed, and back again, or an earlier creation came late
 		case errors.Is(err, ErrFull):
 			return 0, err
 		}
@@ -95,6 +101,25 @@ func (s *Store) Commit(ctx context.Context, fence Fence, changes []state.Change)
 		}
 		backoff = min(2*backoff, maxBackoff)
 	}
+}
+
+// creationsKey is the key that every transaction writes that makes an object. No cluster's keys begin with it.
+func (s *Store) creationsKey() string { return strings.TrimSuffix(s.prefix, "/") + "~creations" }
+
+// once adds to a transaction that makes objects what keeps it from being made twice. That an object does not exist is true again
+// once it was removed: without this, a transaction that is made late, after it was given up and made again, would bring back
+// what was removed since.
+func (s *Store) once(ctx context.Context, cmps []Compare, writes []Write) ([]Compare, []Write, error) {
+	key := s.creationsKey()
+	page, err := s.read(ctx, []string{key})
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	before := Compare{Key: key}
+	for _, p := range page.Pairs {
+		before.Revision = p.Mod
+	}
+	return append(cmps, before), append(writes, Write{Key: key, Value: []byte("the last creation")}), nil
 }
 
 // errUntouched says that nothing of a transaction was made, and that it could be made still.

@@ -3,6 +3,7 @@ package proc
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -82,6 +83,24 @@ func TestGrpcurl(t *testing.T) {
 	}
 	if len(text) != 1 || dig(t, text, 0, "key") != "acct-1" || dig(t, text, 0, "value") != "hello" || dig(t, text, 0, "offset") != "0" {
 		t.Errorf("Fetch gave the records %v", text)
+	}
+}
+
+// What docs/idempotence.md has people type: the second answer is that of the
+// first, and says so.
+func TestGrpcurl_idempotent(t *testing.T) {
+	n := dev(t, Dev{})
+	answers(t, grpcurl(t, n, "runnel.v1.AdminService/CreateTopics", `{"topics":[{"name":"orders","partitions":1}]}`))
+	id := dig(t, answers(t, grpcurl(t, n, "runnel.v1.ProducerService/InitProducer", `{}`))[0], "producerId")
+	request := fmt.Sprintf(`{"request": {"topic": "orders", "partition": 0,
+    "producer": {"producer_id": %v, "base_sequence": 0}, "text_records": [{"value": "one"}]}}`, id)
+	first := answers(t, grpcurl(t, n, "runnel.v1.LogService/Append", request))[0]
+	again := answers(t, grpcurl(t, n, "runnel.v1.LogService/Append", request))[0]
+	if dig(t, first, "response", "baseOffset") != "0" || dig(t, first, "response", "duplicate") != nil {
+		t.Errorf("the first answer is %v", first)
+	}
+	if dig(t, again, "response", "baseOffset") != "0" || dig(t, again, "response", "duplicate") != true {
+		t.Errorf("the second answer is %v", again)
 	}
 }
 

@@ -74,6 +74,9 @@ func replicationMutations() []mutation {
 		{"20-the-end-is-told-before-it-is-known", "TestStoryEndIsToldWhenItIsKnown", []edit{
 			{coreFile, "return c.role == leading && c.hw >= c.leso }", "return c.role == leading }"},
 		}},
+		{"a-batch-that-is-sent-again-is-stored-again", "TestStoryIdempotentProducer", []edit{
+			{"broker/producer/table.go", "	case first == expected:\n", "	case first <= expected:\n"},
+		}},
 		{"22-a-refused-pipeline-is-not-fenced", "TestStoryOrderThroughAProxy", []edit{
 			{"broker/rpc/forward_pipelines.go", "		st.refused = true\n", ""},
 		}},
@@ -155,7 +158,7 @@ func metadataMutations() []mutation {
 			{brokersFile, "b.Judged || b.Phase != BrokerFenced || !i.Settled(id) {", "b.Judged || b.Phase != BrokerFenced {"},
 			{"controller/active/brokers.go", "	if err := a.settleBroker(ctx, id); err != nil {\n		return nil, err\n	}\n", ""},
 			{"controller/active/active.go", "		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n", "		if w = a.advance(i); len(w.changes) > 0 {\n			return\n		}\n		if w.changes = i.Work(); len(w.changes) > 0 {\n			return\n		}\n"},
-			{"controller/state/image.go", "const MaxChanges = 127", "const MaxChanges = 4"},
+			{"controller/state/image.go", "const MaxChanges = 126", "const MaxChanges = 4"},
 		}},
 		{"another-minimum-empties-any-ELR", "TestStoryMinimumChangesWhileOneStands", []edit{
 			{settleFile, "	next.MinISR, next.Sync = t.demand(p)\n", "	next.MinISR, next.Sync = t.demand(p)\n	if next.MinISR != p.MinISR {\n		next.ELR = nil\n	}\n"},
@@ -165,6 +168,9 @@ func metadataMutations() []mutation {
 		}},
 		{"any-replica-is-elected", "TestStoryEligibleReplicaTakesOver", []edit{
 			{settleFile, "return i.electable(id) && slices.Contains(p.ELR, id) }", "return i.electable(id) }"},
+		}},
+		{"a-late-creation-brings-back-what-was-removed", "TestStoryCreationComesLate", []edit{
+			{"controller/store/store.go", "return c.Base == 0 }) {\n", "return c.Base < 0 }) {\n"},
 		}},
 		{"a-write-is-not-fenced", "TestStoryDeposedControllerWrites", []edit{
 			{

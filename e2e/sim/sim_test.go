@@ -150,6 +150,8 @@ func (c *cluster) begin(l *load, rng *rand.Rand) bool {
 		}
 	}
 	l.alter(c.topics[0], rand.New(rand.NewPCG(rng.Uint64(), 8)), "2", "3")
+	l.produce(c.topics[0], 1, 50*time.Millisecond)
+	l.produce(c.topics[2], 0, 80*time.Millisecond)
 	through := rand.New(rand.NewPCG(rng.Uint64(), 9))
 	l.pump(c.topics[0], 0, 40*time.Millisecond, func() grpc.ClientConnInterface { return c.conns[through.IntN(len(c.conns))] })
 	l.churn(rand.New(rand.NewPCG(rng.Uint64(), 5)))

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,6 +33,9 @@ type setting struct {
 	controllers int               // 0: one
 	configs     map[string]string // of the topic; nil: min.insync.replicas=2, flush=async
 	lag         time.Duration     // 0: 5 s
+	// finds are violations that must be found, because the story asks for them,
+	// and tolerates those that may come with them.
+	finds, tolerates []string
 }
 
 // play plays a story, and judges how it ends.
@@ -47,6 +51,16 @@ func play(t *testing.T, set setting, story func(s *stage)) {
 		}
 		c := newCluster(t, 1, shape{controllers: max(set.controllers, 1), brokers: 3, lag: set.lag, latency: 2 * time.Millisecond})
 		defer c.report()
+		for _, kind := range slices.Concat(set.finds, set.tolerates) {
+			c.judge.expected[kind] = 0
+		}
+		defer func() {
+			for _, kind := range set.finds {
+				if c.judge.expected[kind] == 0 {
+					t.Errorf("%s was not found", kind)
+				}
+			}
+		}()
 		s := &stage{cluster: c, load: c.newLoad(), topic: &topic{name: "story", partitions: 1, history: history.New(history.Options{})}}
 		c.topics = []*topic{s.topic}
 		if err := c.create(s.topic, 30*time.Second, 3, set.configs); err != nil {

@@ -220,6 +220,34 @@ func TestStoryDeposedControllerWrites(t *testing.T) {
 	})
 }
 
+// The request that makes a topic is stuck on its way to the store, is made again,
+// and arrives when the topic has been deleted: it stays deleted.
+func TestStoryCreationComesLate(t *testing.T) {
+	play(t, setting{}, func(s *stage) {
+		var once atomic.Bool
+		s.kv.Inject(func([]store.Write) storetest.Fault {
+			if once.CompareAndSwap(false, true) {
+				return storetest.FaultDelayed
+			}
+			return storetest.FaultNone
+		})
+		t := &topic{name: "late", partitions: 2, history: history.New(history.Options{})}
+		if err := s.create(t, 20*time.Second, 3, nil); err != nil {
+			s.t.Fatal(err)
+		}
+		s.kv.Inject(nil)
+		if err := s.remove(t, 20*time.Second); err != nil {
+			s.t.Fatal(err)
+		}
+		s.stepFor(3 * time.Second)
+		s.kv.Release()
+		s.stepFor(time.Second)
+		if n := len(s.picture().topics); n != 1 {
+			s.judge.complain("6", "a topic that was deleted is there again: %v", s.picture().topics)
+		}
+	})
+}
+
 // Leaders with records that nobody else has follow one another quickly: each is
 // cut to what its successors have made of the log.
 func TestStoryThreeLeadersDiverge(t *testing.T) {

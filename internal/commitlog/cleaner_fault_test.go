@@ -50,6 +50,26 @@ func TestClean_damage(t *testing.T) {
 	}
 }
 
+// Where batches are missing nobody knows what they said of the keys before them.
+func TestClean_missingSegment(t *testing.T) {
+	m := newTable(t, compactConfig())
+	for i := range 3 {
+		m.append(t, record.CompressionNone, [2]string{"k", fmt.Sprint(i)})
+		m.seal(t)
+	}
+	must(t, m.h.log.Checkpoint())
+	m.h.mem.Kill()
+	must(t, m.h.mem.Remove(m.h.path(segmentName(1, logSuffix))))
+	must(t, m.h.mem.Remove(m.h.path(checkpointName))) // so that all is read
+	m.h.mustOpen(t, false)
+	if bad, ok := errors.AsType[*CorruptError](cleanErr(t, m.h.log, m.h.nowMs)); !ok || bad.Offset != 1 || bad.NextOffset != 2 {
+		t.Fatalf("error %v, want damage of offset 1", bad)
+	}
+	if m.h.log.Segments() != 3 || m.h.log.CleanedTo() != 0 {
+		t.Fatalf("%d segments, cleaned to %d", m.h.log.Segments(), m.h.log.CleanedTo())
+	}
+}
+
 // A full disk ends a pass, wherever it strikes, and costs nothing but the pass.
 func TestClean_diskFull(t *testing.T) {
 	for skip := range 40 {

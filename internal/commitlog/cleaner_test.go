@@ -218,6 +218,8 @@ func TestClean_tombstones(t *testing.T) {
 func TestClean_horizonOnlyOfWholeBatches(t *testing.T) {
 	m := newTable(t, compactConfig())
 	m.append(t, record.CompressionNone, [2]string{"b", "old"})
+	m.seal(t)
+	m.cleanAll(t, 0)
 	m.append(t, record.CompressionNone, [2]string{"a", ""}, [2]string{"b", ""})
 	m.seal(t)
 	if done := m.clean(t, m.h.log.End(), 1); !done.More {

@@ -4,9 +4,9 @@ package record
 // and the producer's fields stay what they were: the batches cover the same offsets as the first, also when nothing is left
 // in them. It owns its buffers and reuses them, and is for one goroutine at a time.
 type Rewriter struct {
-	codec    *Codec
-	maxFrame int
-	it       Iterator
+	codec            *Codec
+	maxFrame, maxSet int
+	it               Iterator
 
 	header  Header
 	payload []byte
@@ -24,7 +24,7 @@ type keptRecord struct {
 
 // NewRewriter returns a Rewriter that decompresses and compresses with codec.
 func NewRewriter(codec *Codec) *Rewriter {
-	return &Rewriter{codec: codec, maxFrame: MaxFrameSize, it: Iterator{codec: codec}}
+	return &Rewriter{codec: codec, maxFrame: MaxFrameSize, maxSet: DefaultMaxDecompressedBytes, it: Iterator{codec: codec}}
 }
 
 // Filter asks keep for each record of a batch whose payload's checksum the caller has verified, and returns how many stay.
@@ -52,8 +52,8 @@ func (r *Rewriter) Filter(h Header, payload []byte, keep func(*Record) bool) (ke
 }
 
 // AppendFrames appends to dst, as a whole frame, the batch that the last Filter left, with the given delete horizon. It is
-// compressed as the first one was, unless that makes it no smaller. A batch that would be larger than a frame may be, because
-// its records now say their offsets, becomes two or more that cover the offsets together.
+// compressed as the first one was, unless that makes it no smaller. A batch that would be larger than a frame may be, or than
+// readers decompress, because its records now say their offsets, becomes two or more that cover the offsets together.
 func (r *Rewriter) AppendFrames(dst []byte, deleteHorizonMs int64) ([]byte, error) {
 	r.header.DeleteHorizonMs = deleteHorizonMs
 	if len(r.kept) == int(r.header.RecordCount) {
@@ -84,7 +84,8 @@ func (r *Rewriter) appendSpan(dst []byte, kept []keptRecord, first, last uint32)
 	if err != nil {
 		return dst, err
 	}
-	if frameSize(len(payload)) > r.maxFrame && len(kept) > 1 {
+	tooLarge := frameSize(len(payload)) > r.maxFrame || (h.Compression != CompressionNone && len(r.set) > r.maxSet)
+	if tooLarge && len(kept) > 1 {
 		half := len(kept) / 2
 		middle := kept[half].delta
 		if dst, err = r.appendSpan(dst, kept[:half], first, middle-1); err != nil {

@@ -166,6 +166,45 @@ func TestRewriter_splitsWhatOutgrowsAFrame(t *testing.T) {
 	}
 }
 
+// The same for a set at the limit of what readers decompress.
+func TestRewriter_splitsWhatOutgrowsReaders(t *testing.T) {
+	b := NewBuilder(NewCodec(), Limits{})
+	for range 50_000 {
+		if err := b.Add([]byte("k"), []byte("value"), nil, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	batch, err := b.Finish(CompressionZstd, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame := batch.Seal(0, 1, 1, CreateTime)
+	f, _ := CheckFrame(frame, MaxFrameSize)
+	rewriter := NewRewriter(NewCodec())
+	rewriter.maxSet = b.Size()
+	if _, err := rewriter.Filter(f.Header, f.Payload(frame), func(r *Record) bool { return r.Offset > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	out, err := rewriter.AppendFrames(nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := describeFrames(t, out, f.Header); len(got) != 49_999 {
+		t.Errorf("%d records", len(got))
+	}
+	parts := 0
+	for rest := out; len(rest) > 0; parts++ {
+		f, _ := CheckFrame(rest, MaxFrameSize)
+		if _, err := NewCodec().Decompress(nil, f.Header.Compression, f.Payload(rest), rewriter.maxSet); err != nil {
+			t.Errorf("part %d: %v", parts, err)
+		}
+		rest = rest[f.Size:]
+	}
+	if parts != 2 {
+		t.Errorf("%d parts, want 2", parts)
+	}
+}
+
 // A payload that does not decompress is refused, not emptied.
 func TestRewriter_corrupt(t *testing.T) {
 	h := Header{Format: Format, RecordCount: 3, LastOffsetDelta: 2, Compression: CompressionZstd}
