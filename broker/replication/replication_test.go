@@ -149,7 +149,7 @@ func TestFollower_cutsWhatIsNotTheLeaders(t *testing.T) {
 	})
 }
 
-// The same leader in another epoch is another leader.
+// The same leader in another epoch is another leader (RP-03).
 func TestFollower_reconcilesInEveryEpoch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
@@ -210,6 +210,8 @@ func TestSlowRead_holdsUpNobodyInSync(t *testing.T) {
 	})
 }
 
+// The leader has removed all that a follower had by the time it is back: it
+// begins anew, and can lead at once (RP-06).
 func TestFollower_belowTheLogStartBeginsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t, 1, 2)
@@ -239,6 +241,13 @@ func TestFollower_belowTheLogStartBeginsAnew(t *testing.T) {
 		}
 		_, committed := leader.append(id, 0, 1, 1)
 		w.within(20*time.Millisecond, "committed", w.done(committed))
+		w.elect(id, 0, 2, 1, 2)
+		synctest.Wait()
+		_, committed = w.nodes[2].append(id, 0, 1, 1)
+		w.within(time.Second, "committed under the one that began anew", w.done(committed))
+		if st := w.nodes[2].replica(id, 0).State(); st.LogStart != end-3 || st.HighWatermark != end+2 {
+			t.Errorf("as a leader it begins at %d and ends at %d", st.LogStart, st.HighWatermark)
+		}
 	})
 }
 
@@ -449,7 +458,8 @@ func TestManyPartitions(t *testing.T) {
 	})
 }
 
-// A follower with an empty disk catches up without those in sync noticing.
+// A follower with an empty disk catches up without those in sync noticing, and
+// while writes go on (RP-21).
 func TestCatchUp_isThrottledAndAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTown(t)
@@ -483,35 +493,5 @@ func TestCatchUp_isThrottledAndAside(t *testing.T) {
 			t.Errorf("it took %s", took)
 		}
 		w.same(id, 1)
-	})
-}
-
-// A follower whose disk is full is not waited for: it leaves the ISR at once,
-// not when it has lagged for long enough, and joins again when it has room.
-func TestFullDisk_followerLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newTown(t, 1, 2, 3)
-		defer w.end()
-		id := w.topic(async, 1, 2, 1, 2, 3)
-		synctest.Wait()
-		_, committed := w.nodes[1].append(id, 0, 1, 1000)
-		w.within(time.Second, "all have room", w.done(committed))
-		free, total, err := w.nodes[2].mem.Free("data")
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.nodes[2].mem.SetCapacity(total - free + 1)
-		_, committed = w.nodes[1].append(id, 0, 1, 1000)
-		w.within(time.Second, "the others go on", w.done(committed))
-		if isr := w.isr(id, 0); !slices.Equal(isr, []int32{1, 3}) {
-			t.Errorf("isr %v", isr)
-		}
-		time.Sleep(time.Minute)
-		if isr := w.isr(id, 0); !slices.Equal(isr, []int32{1, 3}) {
-			t.Errorf("isr %v, and the disk is full", isr)
-		}
-		w.nodes[2].mem.SetCapacity(0)
-		w.within(time.Minute, "it is in sync again", func() bool { return len(w.isr(id, 0)) == 3 })
-		w.same(id, 0)
 	})
 }

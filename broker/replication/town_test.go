@@ -116,7 +116,7 @@ func (n *node) run(fs vfs.FS, dir string, lis net.Listener, dial func(ctx contex
 	n.root = root
 	n.store = metadata.NewStore(metadata.BrokerID(id))
 	n.image = &metadata.Image{Self: metadata.BrokerID(id), ClusterID: cluster}
-	n.set = partition.NewSet(partition.Config{Incarnation: n.incarnation}, partition.Deps{Root: root, Store: n.store, Session: session{n}, Log: zerolog.Nop()})
+	n.set = partition.NewSet(partition.Config{Incarnation: n.incarnation}, partition.Deps{Metrics: n.reg, Root: root, Store: n.store, Session: session{n}, Log: zerolog.Nop()})
 	pool := wire.NewPool()
 	codec := wire.NewCodec(pool)
 	deps := Deps{

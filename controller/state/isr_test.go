@@ -7,6 +7,7 @@ import (
 	"testing"
 )
 
+// Among others: who is fenced or leaves is not added, whatever it has (RP-09).
 func TestPropose(t *testing.T) {
 	type wish struct {
 		isr         []BrokerID

@@ -116,6 +116,14 @@ func TestMeasure(t *testing.T) {
 	if want := 7 * len(shapes()); len(r.Results) != want {
 		t.Errorf("%d rows, want %d", len(r.Results), want)
 	}
+	if len(r.Cluster) != len(paces()) {
+		t.Errorf("%d rows of the cluster", len(r.Cluster))
+	}
+	for _, c := range r.Cluster {
+		if m := c.Median; m.Records <= 0 || m.MBs <= 0 || m.P50 <= 0 || m.P99 < m.P50 || !strings.Contains(text.String(), c.Pace) {
+			t.Errorf("row %q: %+v", c.Pace, m)
+		}
+	}
 	for _, res := range r.Results {
 		if res.Median.MBs <= 0 || res.Median.Records <= 0 || !strings.Contains(text.String(), res.Row) {
 			t.Errorf("row %q: %+v", res.Row, res.Median)

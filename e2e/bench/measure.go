@@ -60,6 +60,9 @@ func measure(ctx context.Context, o options, progress io.Writer) (_ *report, err
 			}
 		}
 	}
+	if r.Cluster, err = measureCluster(ctx, o, progress); err != nil {
+		return nil, err
+	}
 	return r, nil
 }
 
@@ -68,7 +71,7 @@ func measureShape(ctx context.Context, o options, s shape, raw, node *server, r 
 	admin := runnelv1.NewAdminServiceClient(node.conn)
 	clientTopic := topic + "-client"
 	for _, name := range []string{topic, clientTopic} {
-		if err := createTopic(ctx, admin, name, o, s); err != nil {
+		if err := createTopic(ctx, admin, name, o, s, 1); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, deleteTopic(ctx, admin, name)) }()
@@ -152,10 +155,10 @@ func runBench(ctx context.Context, o options, node *server, what, topic string, 
 	return took{bytes: out.Bytes, records: out.Records, time: time.Duration(out.Seconds * float64(time.Second))}, nil
 }
 
-func createTopic(ctx context.Context, admin runnelv1.AdminServiceClient, topic string, o options, s shape) error {
+func createTopic(ctx context.Context, admin runnelv1.AdminServiceClient, topic string, o options, s shape, factor int32) error {
 	resp, err := admin.CreateTopics(ctx, &runnelv1.CreateTopicsRequest{
 		Topics: []*runnelv1.NewTopic{{
-			Name: topic, Partitions: new(int32(s.Partitions)), ReplicationFactor: new(int32(1)),
+			Name: topic, Partitions: new(int32(s.Partitions)), ReplicationFactor: new(factor),
 			Configs: map[string]string{"flush": o.flush},
 		}},
 		Timeout: durationpb.New(10 * time.Second),

@@ -66,6 +66,8 @@ type report struct {
 	Flush   string    `json:"flush"`
 	Batch   int       `json:"batch_bytes"`
 	Results []*result `json:"results"`
+	// Cluster is what three brokers on this machine take.
+	Cluster []*clusterResult `json:"cluster"`
 }
 
 func newReport(o options) *report {
@@ -174,4 +176,5 @@ func (r *report) print(w io.Writer) {
 		}
 		fmt.Fprintf(w, "%-34s %10.0f %14.0f %16.2f %12s\n", res.Row, res.Median.MBs, res.Median.Records, res.Median.CPU, share)
 	}
+	r.printCluster(w)
 }
