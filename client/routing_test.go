@@ -404,7 +404,7 @@ func TestProducer_addedPartitions(t *testing.T) {
 // not taken for those after.
 func TestReader_leadersToAndFro(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const records = 20_000
+		const records = 60_000
 		f := newFakeCluster(t, 2, map[string]int{"t": 1})
 		f.fill(t, "t", 0, records, 10, record.CompressionNone)
 		r := newReader(t, f.client(t), client.Prefetch(64<<10))
@@ -421,8 +421,8 @@ func TestReader_leadersToAndFro(t *testing.T) {
 				}
 				next++
 			}
-			if polls%3 == 0 {
-				f.locked(func() { f.topics["t"].parts[0].lead(polls % 2) })
+			if polls%2 == 0 {
+				f.locked(func() { f.topics["t"].parts[0].lead(polls / 2 % 2) })
 			}
 		}
 		if n := f.topics["t"].parts[0].epoch; n < 10 {
