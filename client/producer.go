@@ -102,8 +102,13 @@ func (p *Producer) identityError() error {
 	return p.identityErr
 }
 
-// rerouted tells every partition that the cluster has changed.
+// rerouted tells every topic and partition that the cluster has changed.
 func (p *Producer) rerouted() {
+	view := p.c.cluster.view.Load()
+	p.topics.Range(func(_, v any) bool {
+		v.(*topic).compare(view) //nolint:errcheck,forcetypeassert // nothing else is in there
+		return true
+	})
 	p.eachPartition(func(pt *partition) {
 		pt.moved()
 		pt.wake()

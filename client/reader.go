@@ -27,6 +27,8 @@ type Reader struct {
 	// wake tells run that something has changed.
 	wake    chan struct{}
 	closing chan struct{}
+	// news interrupts Poll, for the group that the reader reads for; else nil.
+	news    chan struct{}
 	stop    context.CancelFunc
 	spawn   func()
 	worker  sync.WaitGroup
@@ -71,7 +73,8 @@ type assigned struct {
 	// changed under mu only.
 	tag    atomic.Uint64
 	paused bool
-	ended  bool // nothing more will come: it was read to its stop, or failed
+	lost   atomic.Bool // by the group: what is in hand of it is not to be gone on with
+	ended  bool        // nothing more will come: it was read to its stop, or failed
 	// sent is whether the stream knows of it; dirty, that it must be told.
 	sent, dirty bool
 	attempts    int
@@ -229,11 +232,17 @@ func (r *Reader) dropLocked(a *assigned) {
 	}
 }
 
-// changedLocked wakes whoever waits for a change.
+// changedLocked wakes whoever waits for a change: Poll, and run.
 func (r *Reader) changedLocked() {
+	r.arrivedLocked()
+	poke(r.wake)
+}
+
+// arrivedLocked wakes Poll. It is called for every answer, and run has a look at
+// all partitions when it is woken.
+func (r *Reader) arrivedLocked() {
 	close(r.arrived)
 	r.arrived = make(chan struct{})
-	poke(r.wake)
 }
 
 // Seek makes a partition that is being read go on at another place. Records
@@ -358,6 +367,8 @@ func (r *Reader) Poll(ctx context.Context) (*Batch, error) {
 		}
 		select {
 		case <-arrived:
+		case <-r.news:
+			return nil, errNews
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -412,7 +423,7 @@ func (r *Reader) doneLocked() bool {
 			return false
 		}
 	}
-	return len(r.parts) > 0
+	return len(r.parts) > 0 && r.news == nil // a group may be given more
 }
 
 // Records walks over the records of all partitions as they come, those of a

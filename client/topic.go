@@ -107,6 +107,22 @@ func (t *topic) stale() {
 	}
 }
 
+// compare makes the next record look at the topic again when there are more
+// partitions than are known, or another topic of that name.
+func (t *topic) compare(with *clusterView) {
+	leaders := with.topics[t.name]
+	if leaders == nil {
+		return
+	}
+	t.mu.Lock()
+	v := t.view.Load()
+	changed := v != nil && (t.id != leaders.id || len(v.partitions) < len(leaders.parts))
+	t.mu.Unlock()
+	if changed {
+		t.stale()
+	}
+}
+
 // hold keeps a record until the topic is known. It is false when it has become
 // known meanwhile.
 func (t *topic) hold(p *Producer, r *Record, e entry, cost int64, due time.Time) (bool, error) {
@@ -235,9 +251,9 @@ func (t *topic) abandon(p *Producer, err error) {
 func describe(ctx context.Context, c *Client, name string) (*runnelv1.TopicDescription, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	one := int32(1)
+	none := int32(0) // their leaders need not be asked
 	resp, err := runnelv1.NewAdminServiceClient(c.conn).DescribeTopics(ctx, &runnelv1.DescribeTopicsRequest{
-		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &one,
+		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &none,
 	})
 	if err != nil {
 		return nil, rpcError(err)
