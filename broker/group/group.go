@@ -190,10 +190,15 @@ func (g *Group) ExpiresAt() time.Time {
 // Retain deletes the group when it has been empty for too long, and offsets of
 // topics that were deleted.
 func (g *Group) Retain(now time.Time, alive func(Part) bool, fx *Effects) {
-	for _, p := range slices.SortedFunc(maps.Keys(g.offsets), Part.Compare) {
-		if !alive(p) {
-			g.forget(p, fx)
+	var dead []Part
+	for p, o := range g.offsets {
+		if o.last != nil && !alive(p) {
+			dead = append(dead, p)
 		}
+	}
+	slices.SortFunc(dead, Part.Compare)
+	for _, p := range dead {
+		g.forget(p, fx)
 	}
 	if at := g.ExpiresAt(); !at.IsZero() && !now.Before(at) && len(g.held) == 0 {
 		g.erase(fx)
