@@ -281,7 +281,8 @@ func TestGroups_coordinatorKilled(t *testing.T) {
 	settled := func(conn *grpc.ClientConn) *runnelv1.DescribeGroupResponse {
 		t.Helper()
 		var d *runnelv1.DescribeGroupResponse
-		deadline, committed := time.Now().Add(30*time.Second), 0
+		deadline := time.Now().Add(30 * time.Second)
+		var committed int
 		for ok := false; !ok; ok = d.GetState() == runnelv1.GroupState_GROUP_STATE_STABLE && len(d.GetMembers()) == members && committed == partitions {
 			if time.Now().After(deadline) {
 				t.Fatalf("the group does not come to rest: %d partitions have commits, %v", b.since(began), d)
