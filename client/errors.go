@@ -39,6 +39,13 @@ var (
 	// ErrCorruptData is returned by a Reader for bytes that are not what was
 	// stored: a checksum does not match, or a batch cannot be decoded.
 	ErrCorruptData = errors.New("corrupt data")
+	// ErrPartitionLost is about a partition that a Group has lost without being
+	// asked to give it up: another member may have it by now. What is under way
+	// of it is to be dropped; the next owner is given those records again.
+	ErrPartitionLost = errors.New("the group has lost the partition: another member may have it")
+	// ErrNoCommit is about a partition for which the group has committed nothing,
+	// with [OnNoCommit] and [ResetFail].
+	ErrNoCommit = errors.New("the group has committed nothing for the partition")
 )
 
 // What servers answer, one for each reason of the API that has one of its own

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type fakeNode struct {
 	frozen          bool // it answers nothing
 	cluster         string
 	direct, proxied int
+	// fetched counts partitions that were to be fetched here directly.
+	fetched atomic.Int64
 }
 
 func (d *fakeNode) countLocked(r runnelv1.Routing) {
@@ -77,6 +80,9 @@ func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop 
 	runnelv1.RegisterLogServiceServer(d.srv, d)
 	runnelv1.RegisterAdminServiceServer(d.srv, f)
 	runnelv1.RegisterProducerServiceServer(d.srv, d)
+	if f.group != nil {
+		runnelv1.RegisterGroupServiceServer(d.srv, f.group)
+	}
 	if knows {
 		runnelv1.RegisterMetadataServiceServer(d.srv, d)
 	}
@@ -87,6 +93,9 @@ func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop 
 		d.srv.Stop()
 		serving.Wait()
 		f.readers.Wait()
+		if f.group != nil {
+			f.group.readers.Wait()
+		}
 	}
 }
 

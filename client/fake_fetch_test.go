@@ -115,10 +115,17 @@ func (x *fakeSession) edit(req *runnelv1.FetchRequest) {
 		}
 		x.subs = slices.DeleteFunc(x.subs, func(s *fakeSub) bool { return s.topic == sub.topic && s.n == sub.n })
 		x.subs = append(x.subs, sub)
+		x.count()
 	}
 	select {
 	case x.wake <- struct{}{}:
 	default:
+	}
+}
+
+func (x *fakeSession) count() {
+	if x.direct {
+		x.d.fetched.Add(1)
 	}
 }
 

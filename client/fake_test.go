@@ -28,6 +28,7 @@ type fakeBroker struct {
 	validator *record.Validator
 	nodes     []*fakeNode
 	readers   sync.WaitGroup // of fetch streams
+	group     *fakeGroup     // of which it is the coordinator; nil: none
 
 	// mu guards the fields below
 	mu sync.Mutex

@@ -294,7 +294,7 @@ func (r *Reader) take(l *fetchLane, buf *[]byte, f wire.FetchedBatches) {
 		return
 	}
 	r.queue = append(r.queue, b)
-	r.changedLocked()
+	r.arrivedLocked()
 }
 
 // tell calls the hook.

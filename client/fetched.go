@@ -41,6 +41,7 @@ type Batch struct {
 	headers []Header
 	sets    [][]byte // decompressed sets in use
 	bad     error
+	last    int64 // epoch of the last record; noOffset: not known
 	// pos is the offset after the record that Next moved to.
 	pos atomic.Int64
 }
@@ -66,6 +67,10 @@ func (b *Batch) Size() int { return int(b.size) }
 // false, Err says whether that is the end.
 func (b *Batch) Next() bool {
 	for b.bad == nil {
+		if b.a.lost.Load() {
+			b.bad = ErrPartitionLost
+			return false
+		}
 		if b.it.Next() {
 			rec := b.it.Record()
 			offset := int64(rec.Offset)
@@ -208,6 +213,7 @@ func (r *Reader) newBatch(buf *[]byte, f wire.FetchedBatches) (b *Batch, epoch i
 	if frame, v := record.ParseFrame(b.frames[len(b.frames)-1], int64(len(b.frames[len(b.frames)-1])), record.MaxFrameSize); v == record.OK {
 		epoch = int64(frame.Header.LeaderEpoch)
 	}
+	b.last = epoch
 	return b, epoch
 }
 

@@ -34,6 +34,9 @@ const (
 	// shunForeign one that answered for another cluster.
 	shunFor     = time.Second
 	shunForeign = time.Minute
+	// noTopic is no topic's name, so that a broker need not look for it: to ask
+	// for a sign of life only.
+	noTopic = "."
 )
 
 // errForeign is about an advertised address that leads to another cluster.
@@ -122,6 +125,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	if err != nil {
 		if ctx.Err() == nil {
 			c.shun(p, err)
+			c.cluster.doubt()
 		}
 		return nil, fmt.Errorf("leader at %s: %w", string(p), err)
 	}
@@ -146,7 +150,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 func (c *Client) verify(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
-	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{"-"}})
+	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{noTopic}})
 	if err != nil {
 		return rpcError(err)
 	}

@@ -190,10 +190,15 @@ func (g *Group) ExpiresAt() time.Time {
 // Retain deletes the group when it has been empty for too long, and offsets that
 // are not to be kept: those of topics that were deleted.
 func (g *Group) Retain(now time.Time, keep func(*Offset) bool, fx *Effects) {
-	for _, p := range slices.SortedFunc(maps.Keys(g.offsets), Part.Compare) {
-		if o := g.offsets[p].last; o != nil && !keep(o) {
-			g.forget(p, fx)
+	var dead []Part
+	for p, o := range g.offsets {
+		if o.last != nil && !keep(o.last) {
+			dead = append(dead, p)
 		}
+	}
+	slices.SortFunc(dead, Part.Compare)
+	for _, p := range dead {
+		g.forget(p, fx)
 	}
 	if at := g.ExpiresAt(); !at.IsZero() && !now.Before(at) && len(g.held) == 0 {
 		g.erase(fx)

@@ -170,6 +170,42 @@ func TestOpeningIsTriedAgain(t *testing.T) {
 	})
 }
 
+// Files that belong to somebody else are whole: a replica is not lost for them,
+// and nothing begins anew in their place.
+func TestForbiddenFilesAreNotLost(t *testing.T) {
+	for _, file := range []string{"topic", "checkpoint", "leader-epochs"} {
+		t.Run(file, func(t *testing.T) {
+			mem := vfs.NewMem()
+			id := uuid.New()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, mem)
+				r.append(r.topicOf(id, "orders", bySync, nil, 1), 3)
+				r.end(false)
+			})
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, mem)
+				defer r.end(false)
+				r.fault.Inject(vfs.Rule{Ops: vfs.OpOpen, Path: file, Times: -1, Err: syscall.EACCES})
+				objects := metadatatest.TopicObjects(id, "orders", 1, me, 2)
+				objects[1].GetPartition().LossyEpochs = []int64{2} // even then
+				r.publish(objects...)
+				if _, err := r.Get(id, 0); !errors.Is(err, ErrNoLeader) || len(r.Lost()) > 0 {
+					t.Errorf("Get = %v, lost %v", err, r.Lost())
+				}
+				r.fault.Clear()
+				time.Sleep(2 * retryEvery)
+				p, err := r.Get(id, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a := r.append(p, 1); a.Base != 3 {
+					t.Errorf("appended at %d, after 3 records", a.Base)
+				}
+			})
+		})
+	}
+}
+
 // A directory is made for a replica that cannot have held anything, and for no
 // other.
 func TestMayCreate(t *testing.T) {

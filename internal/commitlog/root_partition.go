@@ -43,8 +43,9 @@ func (r *Root) partitionDir(id PartitionID) string {
 // OpenPartition opens a partition's log. Where there is no directory it makes
 // one if create says so, which is right only for a replica that has nothing to
 // lose; else, and when the directory cannot be read or is another topic's, the
-// error is a [LostError]. A full disk or a lack of file descriptors is not a
-// loss: the call may be made again.
+// error is a [LostError]. A full disk, a lack of file descriptors and files that
+// this user may not read (fs.ErrPermission) are no loss: the call may be made
+// again.
 //
 // The root flushes and checkpoints the log until [Root.ClosePartition],
 // [Root.RemoveTopic] or [Root.Close], and the log is to be closed by these
@@ -107,6 +108,8 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 		return nil, Recovery{}, lost(fs.ErrNotExist)
 	case made && r.Disk().Hard:
 		return nil, Recovery{}, ErrStorageFull
+	case errors.Is(err, fs.ErrPermission):
+		return nil, Recovery{}, err
 	case err != nil && !made:
 		return nil, Recovery{}, lost(err)
 	case err == nil && !info.IsDir:
@@ -120,8 +123,7 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	}
 	log, rec, err := r.openLog(id, dir, cfg, made)
 	if err != nil {
-		if !vfs.IsTransient(err) && !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) &&
-			!errors.Is(err, ErrFailed) {
+		if !isNoLoss(err) {
 			err = lost(err)
 		}
 		return nil, rec, err
@@ -132,6 +134,13 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	r.found[id] = PartitionDir{ID: id, Topic: name, Path: dir}
 	delete(r.unverified, id)
 	return log, rec, nil
+}
+
+// isNoLoss reports whether err says nothing against a partition's files: what
+// is in the way can be taken away, and the files are whole then.
+func isNoLoss(err error) bool {
+	return vfs.IsTransient(err) || errors.Is(err, ErrStorageFull) || errors.Is(err, ErrTooManyFiles) ||
+		errors.Is(err, ErrFailed) || errors.Is(err, fs.ErrPermission)
 }
 
 // openLog opens a log, and makes it suspect, durably, when nothing speaks for
