@@ -119,7 +119,7 @@ func discardUnused(dir string) error {
 		return err
 	}
 	path := filepath.Join(member, "snap", "db")
-	if _, err := os.Stat(path); err != nil || checkDatabase(path) != nil {
+	if checkDatabase(path) != nil {
 		return nil // there is none, or opening it will say what is wrong
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockWait})
