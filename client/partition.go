@@ -47,9 +47,13 @@ type partition struct {
 }
 
 // add puts a record of size bytes into the open batch, and reports whether the
-// partition has now something to send and is to be scheduled. gen is the
-// generation that the record belongs to already, nil for none.
-func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, now time.Time, urgent bool, gen *generation) (schedule bool, err error) {
+// partition has now something to send and is to be scheduled. due is when the
+// record's time is up, and gen the generation of one that was held, nil of others.
+func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, due time.Time, urgent bool, gen *generation) (schedule bool, err error) {
+	now := due.Add(-pt.p.o.delivery)
+	if gen != nil {
+		now = time.Now()
+	}
 	pt.mu.Lock()
 	defer pt.mu.Unlock()
 	if pt.closed {
@@ -68,7 +72,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 			pt.sealLocked()
 		}
 		if pt.open == nil {
-			pt.open = pt.newBatch(now, gen)
+			pt.open = pt.newBatch(now, due, gen)
 		}
 		b := pt.open
 		err = b.builder.Add(r.Key, r.Value, pt.headers, e.stampMs)
@@ -93,13 +97,13 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 	return pt.scheduleLocked(now), nil
 }
 
-func (pt *partition) newBatch(now time.Time, gen *generation) *batch {
+func (pt *partition) newBatch(now, due time.Time, gen *generation) *batch {
 	b := &batch{
 		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
-		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery), seq: notNumbered,
+		gen: pt.p.join(gen), opened: now, due: due, seq: notNumbered,
 	}
 	b.builder.Grow(pt.usual)
-	b.expiry = time.AfterFunc(pt.p.o.delivery, func() { pt.expire(b) })
+	b.expiry = time.AfterFunc(due.Sub(now), func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
 		b.linger = time.AfterFunc(pt.p.o.linger, pt.wake)
 	}

@@ -399,3 +399,34 @@ func TestProducer_addedPartitions(t *testing.T) {
 		}
 	})
 }
+
+// Leaders that move to and fro while much is under way: answers from before are
+// not taken for those after.
+func TestReader_leadersToAndFro(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const records = 60_000
+		f := newFakeCluster(t, 2, map[string]int{"t": 1})
+		f.fill(t, "t", 0, records, 10, record.CompressionNone)
+		r := newReader(t, f.client(t), client.Prefetch(64<<10))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		next := int64(0)
+		for polls := 0; next < records; polls++ {
+			b, err := r.Poll(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for rec := range b.All() {
+				if rec.Offset != next {
+					t.Fatalf("read offset %d, want %d", rec.Offset, next)
+				}
+				next++
+			}
+			if polls%2 == 0 {
+				f.locked(func() { f.topics["t"].parts[0].lead(polls / 2 % 2) })
+			}
+		}
+		if n := f.topics["t"].parts[0].epoch; n < 10 {
+			t.Errorf("only %d moves", n)
+		}
+	})
+}

@@ -58,6 +58,7 @@ type heldRecord struct {
 	e      entry
 	cost   int64
 	gen    *generation
+	due    time.Time // when its time is up, here or in a batch
 	expiry *time.Timer
 }
 
@@ -124,7 +125,7 @@ func (t *topic) compare(with *clusterView) {
 
 // hold keeps a record until the topic is known. It is false when it has become
 // known meanwhile.
-func (t *topic) hold(p *Producer, r *Record, e entry, cost int64) (bool, error) {
+func (t *topic) hold(p *Producer, r *Record, e entry, cost int64, due time.Time) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.view.Load() != nil {
@@ -135,8 +136,8 @@ func (t *topic) hold(p *Producer, r *Record, e entry, cost int64) (bool, error) 
 	}
 	p.c.cluster.want(t.name)
 	p.identified() // so that it is there in time
-	h := &heldRecord{r: r.Clone(), e: e, cost: cost, gen: p.join(nil)}
-	h.expiry = time.AfterFunc(p.o.delivery, func() { t.expire(p, h) })
+	h := &heldRecord{r: r.Clone(), e: e, cost: cost, gen: p.join(nil), due: due}
+	h.expiry = time.AfterFunc(time.Until(due), func() { t.expire(p, h) })
 	t.held = append(t.held, h)
 	return true, nil
 }
