@@ -187,12 +187,12 @@ func (g *Group) ExpiresAt() time.Time {
 	return time.UnixMilli(last).Add(g.limits.Retention)
 }
 
-// Retain deletes the group when it has been empty for too long, and offsets of
-// topics that were deleted.
-func (g *Group) Retain(now time.Time, alive func(Part) bool, fx *Effects) {
+// Retain deletes the group when it has been empty for too long, and offsets that
+// are not to be kept: those of topics that were deleted.
+func (g *Group) Retain(now time.Time, keep func(*Offset) bool, fx *Effects) {
 	var dead []Part
 	for p, o := range g.offsets {
-		if o.last != nil && !alive(p) {
+		if o.last != nil && !keep(o.last) {
 			dead = append(dead, p)
 		}
 	}
