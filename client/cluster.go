@@ -24,6 +24,8 @@ const (
 	doubtAfter = 2 * time.Second
 	askTimeout = time.Second
 	mostAsked  = 8
+	// mostNamed is how many topics brokers tell of by name.
+	mostNamed = 10_000
 )
 
 // A cluster is what a client knows of the brokers, and of who leads what. A
@@ -224,9 +226,14 @@ func (k *cluster) idle(ctx context.Context, d time.Duration) {
 	}
 }
 
+// wanted returns the topics to ask about, none for all: brokers refuse a question
+// about more than so many.
 func (k *cluster) wanted() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if len(k.names) > mostNamed {
+		return nil
+	}
 	return slices.Sorted(maps.Keys(k.names))
 }
 

@@ -121,7 +121,7 @@ func ExampleProducer_ProduceSync() {
 	defer p.Close(ctx)
 	results, err := p.ProduceSync(ctx,
 		client.Record{Topic: "orders", Value: []byte("one")},
-		client.Record{Topic: "no such topic", Value: []byte("two")},
+		client.Record{Topic: "no-such-topic", Value: []byte("two")},
 	)
 	for _, r := range results {
 		fmt.Printf("%s: %v, reason %q\n", r.Topic, r.Outcome(), client.Reason(r.Err))
@@ -129,7 +129,7 @@ func ExampleProducer_ProduceSync() {
 	fmt.Println(errors.Is(err, client.ErrTopicNotFound), client.Retriable(err))
 	// Output:
 	// orders: acknowledged, reason ""
-	// no such topic: failed, reason "TOPIC_NOT_FOUND"
+	// no-such-topic: failed, reason "TOPIC_NOT_FOUND"
 	// true false
 }
 
@@ -278,7 +278,7 @@ func ExampleAdmin_DescribeTopics() {
 		panic(err)
 	}
 	defer c.Close()
-	topics, err := c.NewAdmin().DescribeTopics(ctx, []string{"orders", "no such topic"})
+	topics, err := c.NewAdmin().DescribeTopics(ctx, []string{"orders", "no-such-topic"})
 	if err != nil {
 		panic(err) // of the call as a whole
 	}
@@ -291,7 +291,7 @@ func ExampleAdmin_DescribeTopics() {
 	}
 	// Output:
 	// orders 1
-	// no such topic TOPIC_NOT_FOUND
+	// no-such-topic TOPIC_NOT_FOUND
 }
 
 func ExampleAdmin_CreateTopics() {

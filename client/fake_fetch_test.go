@@ -35,6 +35,7 @@ type fakeSession struct {
 }
 
 type fakeSub struct {
+	cut   bool // it says what it has read
 	topic string
 	n     int32
 	next  int64 // -1: EARLIEST
@@ -110,15 +111,23 @@ func (x *fakeSession) edit(req *runnelv1.FetchRequest) {
 		if _, ok := p.GetStart().(*runnelv1.FetchPartition_Offset); ok {
 			sub.next = p.GetOffset()
 		}
+		sub.cut = p.LastEpoch != nil && sub.next >= 0
 		if p.StopOffset != nil {
 			sub.stop = p.GetStopOffset()
 		}
 		x.subs = slices.DeleteFunc(x.subs, func(s *fakeSub) bool { return s.topic == sub.topic && s.n == sub.n })
 		x.subs = append(x.subs, sub)
+		x.count()
 	}
 	select {
 	case x.wake <- struct{}{}:
 	default:
+	}
+}
+
+func (x *fakeSession) count() {
+	if x.direct {
+		x.d.fetched.Add(1)
 	}
 }
 
@@ -165,6 +174,11 @@ func (x *fakeSession) serve(sub *fakeSub) *runnelv1.FetchResponse {
 	resp.TopicId, resp.HighWatermark, resp.LogStartOffset = t.id, new(p.next), new(p.start)
 	if sub.next < 0 {
 		sub.next = p.start
+	}
+	if x.f.cut > 0 && sub.cut && sub.next >= x.f.cut {
+		x.f.told = true
+		resp.Error = item(runnelv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED, codes.DataLoss, "divergingEpoch", "1", "endOffset", itoa(x.f.cut))
+		return resp
 	}
 	if sub.next < p.start || sub.next > p.next {
 		resp.Error = item(runnelv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE, codes.OutOfRange,

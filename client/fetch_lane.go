@@ -34,16 +34,23 @@ func (r *Reader) run(ctx context.Context) {
 	defer stop()
 	var lanes sync.WaitGroup
 	defer lanes.Wait()
+	again := time.NewTicker(arrangeEvery)
+	defer again.Stop()
 	for ctx.Err() == nil {
 		for _, l := range r.arrange() {
 			lanes.Go(func() { l.run(ctx) })
 		}
 		select {
 		case <-r.wake:
+		case <-again.C:
 		case <-ctx.Done():
 		}
 	}
 }
+
+// arrangeEvery is how often a reader looks whether a leader that could not be
+// reached can be again.
+const arrangeEvery = 5 * time.Second
 
 // arrange gives every partition its lane, and returns those that are new.
 func (r *Reader) arrange() (fresh []*fetchLane) {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -47,9 +48,13 @@ type partition struct {
 }
 
 // add puts a record of size bytes into the open batch, and reports whether the
-// partition has now something to send and is to be scheduled. gen is the
-// generation that the record belongs to already, nil for none.
-func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, now time.Time, urgent bool, gen *generation) (schedule bool, err error) {
+// partition has now something to send and is to be scheduled. due is when the
+// record's time is up, and gen the generation of one that was held, nil of others.
+func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, due time.Time, urgent bool, gen *generation) (schedule bool, err error) {
+	now := due.Add(-pt.p.o.delivery)
+	if gen != nil {
+		now = time.Now()
+	}
 	pt.mu.Lock()
 	defer pt.mu.Unlock()
 	if pt.closed {
@@ -68,7 +73,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 			pt.sealLocked()
 		}
 		if pt.open == nil {
-			pt.open = pt.newBatch(now, gen)
+			pt.open = pt.newBatch(now, due, gen)
 		}
 		b := pt.open
 		err = b.builder.Add(r.Key, r.Value, pt.headers, e.stampMs)
@@ -93,13 +98,13 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, no
 	return pt.scheduleLocked(now), nil
 }
 
-func (pt *partition) newBatch(now time.Time, gen *generation) *batch {
+func (pt *partition) newBatch(now, due time.Time, gen *generation) *batch {
 	b := &batch{
 		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
-		gen: pt.p.join(gen), opened: now, due: now.Add(pt.p.o.delivery), seq: notNumbered,
+		gen: pt.p.join(gen), opened: now, due: due, seq: notNumbered,
 	}
 	b.builder.Grow(pt.usual)
-	b.expiry = time.AfterFunc(pt.p.o.delivery, func() { pt.expire(b) })
+	b.expiry = time.AfterFunc(due.Sub(now), func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
 		b.linger = time.AfterFunc(pt.p.o.linger, pt.wake)
 	}
@@ -138,7 +143,7 @@ func (pt *partition) expire(b *batch) {
 	var out []settled
 	pt.mu.Lock()
 	sent := b.stage == stageInFlight
-	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked())
+	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked(b))
 	if sent || b.inDoubt {
 		err = unknown(err)
 	}
@@ -153,15 +158,24 @@ func (pt *partition) expire(b *batch) {
 	pt.finish(out)
 }
 
-// hindranceLocked is why nothing is sent at present.
-func (pt *partition) hindranceLocked() error {
+// hindranceLocked is why b is not sent at present.
+func (pt *partition) hindranceLocked(b *batch) error {
 	if pt.lane != nil {
 		if err := pt.lane.failure(); err != nil {
 			return err
 		}
 	}
+	switch {
+	case b.stage == stageInFlight:
+	case len(pt.refused) > 0:
+		return pt.refused[0].lastErr
+	case len(pt.inflight) > 0:
+		return cmp.Or(pt.inflight[0].lastErr, errBehind)
+	}
 	return pt.p.identityError()
 }
+
+var errBehind = errors.New("records of the partition that were sent before are not answered")
 
 // failUnsent fails what was never sent.
 func (pt *partition) failUnsent(err error) {

@@ -64,7 +64,9 @@ func (pt *partition) routedLocked() bool {
 	c := pt.p.c
 	to, epoch := c.route(c.cluster.view.Load(), pt.topic.name, pt.id, pt.number)
 	if pt.lane != nil && pt.lane.place == to {
-		pt.epoch = epoch
+		if len(pt.inflight) == 0 {
+			pt.epoch = epoch
+		}
 		return true
 	}
 	if len(pt.inflight) > 0 {
@@ -84,18 +86,26 @@ func (pt *partition) moved() {
 		return
 	}
 	pt.recalling = true
-	time.AfterFunc(recallAfter, pt.recall)
+	after := recallAfter
+	if pt.lane.place == viaSeed {
+		after = recallProxied
+	}
+	time.AfterFunc(after, pt.recall)
 }
 
-// recallAfter is how long the former leader may take to answer.
-const recallAfter = 250 * time.Millisecond
+// How long the former leader may take to answer, and how long a broker that
+// passes on what it is sent, and will notice by itself.
+const (
+	recallAfter   = 250 * time.Millisecond
+	recallProxied = time.Second
+)
 
 func (pt *partition) strandedLocked() bool {
-	if !pt.p.o.idempotent || len(pt.inflight) == 0 || pt.lane == nil || pt.lane.place == viaSeed {
-		return false
+	if !pt.p.o.idempotent || len(pt.inflight) == 0 || pt.lane == nil || pt.epoch == 0 {
+		return false // with epoch 0 it is not known who led
 	}
 	addr, epoch := pt.p.c.cluster.view.Load().leader(pt.topic.name, pt.id, pt.number)
-	return epoch > pt.epoch && place(addr) != pt.lane.place
+	return epoch > pt.epoch && (place(addr) != pt.lane.place || addr == "")
 }
 
 func (pt *partition) recall() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,8 +102,13 @@ func (p *Producer) identityError() error {
 	return p.identityErr
 }
 
-// rerouted tells every partition that the cluster has changed.
+// rerouted tells every topic and partition that the cluster has changed.
 func (p *Producer) rerouted() {
+	view := p.c.cluster.view.Load()
+	p.topics.Range(func(_, v any) bool {
+		v.(*topic).compare(view) //nolint:errcheck,forcetypeassert // nothing else is in there
+		return true
+	})
 	p.eachPartition(func(pt *partition) {
 		pt.moved()
 		pt.wake()
@@ -129,12 +135,13 @@ func (p *Producer) begin() bool {
 // once, when its outcome is known, and may be nil. The record's slices may be
 // reused as soon as Produce has returned.
 //
-// When the producer's memory is used up, Produce waits until some is free or
-// ctx ends; ctx does not matter after that. Calls of done come one at a time
-// from a goroutine of the producer: done must not block, and must not wait for
-// other records.
+// When the producer's memory is used up, Produce waits until some is free. A
+// record fails when ctx ends before it is taken; ctx does not matter after that.
+// Calls of done come one at a time from a goroutine of the producer, and after
+// Close from the caller's: done must not block, and must not wait for other
+// records.
 func (p *Producer) Produce(ctx context.Context, r Record, done func(Result)) {
-	p.produce(ctx, &r, done, false)
+	_ = p.produce(ctx, &r, done, false) // done is told
 }
 
 // intercepted lets the interceptors see r. It returns a copy, for r does not
@@ -173,18 +180,22 @@ func (p *Producer) ProduceSync(ctx context.Context, rs ...Record) ([]Result, err
 	if left == 0 {
 		return results, nil
 	}
+	done := func(i int, r Result) {
+		mu.Lock()
+		defer mu.Unlock()
+		if got[i] {
+			return // given up before
+		}
+		results[i], got[i] = r, true
+		if left--; left == 0 {
+			close(all)
+		}
+	}
 	for i := range rs {
-		p.produce(ctx, &rs[i], func(r Result) {
-			mu.Lock()
-			defer mu.Unlock()
-			if got[i] {
-				return // given up before
-			}
-			results[i], got[i] = r, true
-			if left--; left == 0 {
-				close(all)
-			}
-		}, true)
+		// What was not taken is known now, also when ctx ends before the callback.
+		if err := p.produce(ctx, &rs[i], func(r Result) { done(i, r) }, true); err != nil {
+			done(i, Result{Topic: rs[i].Topic, Partition: -1, Offset: -1, Err: err})
+		}
 	}
 	select {
 	case <-all:
@@ -205,8 +216,9 @@ func (p *Producer) ProduceSync(ctx context.Context, rs ...Record) ([]Result, err
 	return results, first
 }
 
-// produce does not let r escape: a record costs no allocation of its own.
-func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), urgent bool) {
+// produce does not let r escape: a record costs no allocation of its own. It
+// returns why a record was not taken; that is told to done, too.
+func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), urgent bool) error {
 	if len(p.o.intercept) > 0 {
 		r, done = p.intercepted(ctx, r, done)
 	}
@@ -216,65 +228,71 @@ func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), ur
 		e.stampMs = r.Timestamp.UnixMilli()
 	}
 	if !p.begin() {
-		p.refuse(r, e, 0, ErrClosed)
-		return
+		return p.refuse(r, e, 0, ErrClosed)
 	}
 	if err := checkRecord(r); err != nil {
-		p.refuse(r, e, 0, err)
-		return
+		return p.refuse(r, e, 0, err)
+	}
+	if ctx.Err() != nil {
+		return p.refuse(r, e, 0, context.Cause(ctx))
 	}
 	cost := int64(recordSize(r) + recordOverhead)
 	if !p.memory.try(cost) {
 		if err := p.waitForMemory(ctx, cost); err != nil {
-			p.refuse(r, e, 0, err)
-			return
+			return p.refuse(r, e, 0, err)
 		}
+		now = time.Now()
 	}
-	t := p.topic(r.Topic)
+	return p.route(r, e, cost, now, urgent)
+}
+
+// route takes r to its partition, or keeps it until those are known.
+func (p *Producer) route(r *Record, e entry, cost int64, now time.Time, urgent bool) error {
+	t, err := p.topic(r.Topic)
+	if err != nil {
+		return p.refuse(r, e, cost, err)
+	}
+	due := now.Add(p.o.delivery)
 	for {
 		if v := t.known(p, now); v != nil {
-			p.put(t, v, r, e, cost, now, urgent, nil)
-			return
+			return p.put(t, v, r, e, cost, due, urgent, nil)
 		}
-		held, err := t.hold(p, r, e, cost)
+		held, err := t.hold(p, r, e, cost, due)
 		if err != nil {
-			p.refuse(r, e, cost, err)
-			return
+			return p.refuse(r, e, cost, err)
 		}
 		if held {
-			return
+			return nil
 		}
 	}
 }
 
 // place puts a record that was held into its partition.
 func (p *Producer) place(t *topic, v *topicView, h *heldRecord) {
-	p.put(t, v, &h.r, h.e, h.cost, time.Now(), true, h.gen)
+	_ = p.put(t, v, &h.r, h.e, h.cost, h.due, true, h.gen) // told to its callback
 	p.leave(h.gen)
 }
 
 // put chooses the partition and adds the record there.
-func (p *Producer) put(t *topic, v *topicView, r *Record, e entry, cost int64, now time.Time, urgent bool, gen *generation) {
+func (p *Producer) put(t *topic, v *topicView, r *Record, e entry, cost int64, due time.Time, urgent bool, gen *generation) error {
 	size := recordSize(r)
 	if size > v.maxRecord {
-		p.refuse(r, e, cost, tooLarge(size, v.maxRecord))
-		return
+		return p.refuse(r, e, cost, tooLarge(size, v.maxRecord))
 	}
 	n := int32(len(v.partitions)) //nolint:gosec // a partition count
 	i, err := p.choose(t, r, size, n)
 	if err != nil {
-		p.refuse(r, e, cost, err)
-		return
+		return p.refuse(r, e, cost, err)
 	}
 	pt := v.partitions[i]
-	schedule, err := pt.add(r, size, v.maxRecord, e, cost, now, urgent, gen)
+	schedule, err := pt.add(r, size, v.maxRecord, e, cost, due, urgent, gen)
 	if err != nil {
-		p.refuse(r, e, cost, err)
-		return
+		return p.refuse(r, e, cost, err)
 	}
 	if schedule {
 		pt.push()
 	}
+	return nil
 }
 
 func (p *Producer) choose(t *topic, r *Record, size int, n int32) (int32, error) {
@@ -303,9 +321,10 @@ func (p *Producer) waitForMemory(ctx context.Context, cost int64) error {
 	return p.memory.wait(ctx, p.closing, cost, func() { p.eachPartition((*partition).wake) })
 }
 
-// refuse fails a record before it is in a batch.
-func (p *Producer) refuse(r *Record, e entry, cost int64, err error) {
+// refuse fails a record before it is in a batch. It returns err.
+func (p *Producer) refuse(r *Record, e entry, cost int64, err error) error {
 	p.settle(settled{topic: r.Topic, partition: -1, entries: []entry{e}, base: -1, err: err, cost: cost, gen: p.join(nil)})
+	return err
 }
 
 // settle hands a group that has its outcome to the callbacks. After Close there
@@ -330,12 +349,16 @@ func (p *Producer) settled(s *settled) {
 	p.leave(s.gen)
 }
 
-func (p *Producer) topic(name string) *topic {
+func (p *Producer) topic(name string) (*topic, error) {
 	if t, ok := p.topics.Load(name); ok {
-		return t.(*topic) //nolint:errcheck,forcetypeassert // nothing else is in there
+		return t.(*topic), nil //nolint:errcheck,forcetypeassert // nothing else is in there
 	}
+	if err := checkTopic(name); err != nil {
+		return nil, err
+	}
+	name = strings.Clone(name) // it is kept
 	t, _ := p.topics.LoadOrStore(name, &topic{name: name, sticky: sticky{partition: -1}})
-	return t.(*topic) //nolint:errcheck,forcetypeassert // as above
+	return t.(*topic), nil //nolint:errcheck,forcetypeassert // as above
 }
 
 func (p *Producer) eachPartition(f func(*partition)) {

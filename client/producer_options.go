@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -140,8 +141,9 @@ func MaxBufferedBytes(n int64) ProducerOption { return func(o *producerOptions) 
 // waiting for memory.
 func FailWhenFull() ProducerOption { return func(o *producerOptions) { o.failFull = true } }
 
-// DeliveryTimeout bounds the time from Produce to the outcome of a record,
-// whatever happens; 2 minutes by default, at least 100 ms.
+// DeliveryTimeout bounds the time from when Produce has taken a record, after
+// any wait for memory, to its outcome, whatever happens; 2 minutes by default,
+// at least 100 ms.
 func DeliveryTimeout(d time.Duration) ProducerOption {
 	return func(o *producerOptions) { o.delivery = d }
 }
@@ -189,6 +191,7 @@ func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 	check(o.inFlight >= 1 && o.inFlight <= 1000, "MaxInFlight(%d): want 1 to 1000", o.inFlight)
 	check(!o.idempotent || o.inFlight <= defaultInFlight, "MaxInFlight(%d): want at most %d, or WithoutIdempotence", o.inFlight, defaultInFlight)
 	check(o.buffered >= minBatchBytes, "MaxBufferedBytes(%d): want at least %d", o.buffered, minBatchBytes)
+	check(!slices.ContainsFunc(o.intercept, func(i Interceptor) bool { return i == nil }), "Intercept(nil): want a function")
 	check(o.delivery >= 100*time.Millisecond, "DeliveryTimeout(%v): want at least 100ms", o.delivery)
 	return o, errors.Join(errs...)
 }

@@ -302,7 +302,7 @@ func TestProducer_permanentErrors(t *testing.T) {
 		y := newTally()
 		begun := time.Now()
 		p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 2<<20)}, y.done("large"))
-		p.Produce(t.Context(), client.Record{Topic: "no such topic", Value: []byte("x")}, y.done("topic"))
+		p.Produce(t.Context(), client.Record{Topic: "no-such-topic", Value: []byte("x")}, y.done("topic"))
 		p.Produce(t.Context(), client.Record{Topic: "", Value: []byte("x")}, y.done("none"))
 		p.Produce(t.Context(), client.Record{Topic: "t", Headers: []client.Header{{Key: "\xff"}}}, y.done("header"))
 		send(t, p, y, 0, 99)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -121,13 +122,10 @@ func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
 		stops []int64
 	)
 	for _, a := range as {
-		if err := a.Start.check(); err != nil {
+		if err := a.check(); err != nil {
 			return err
 		}
 		r.c.cluster.want(a.Topic)
-		if a.Stop < 0 {
-			return fmt.Errorf("stop at offset %d: want 0, for none, or more", a.Stop)
-		}
 		parts := []int32{a.Partition}
 		id := ""
 		if a.Partition == AnyPartition {
@@ -162,6 +160,21 @@ func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
 	}
 	r.changedLocked()
 	return nil
+}
+
+// check refuses what no broker knows an answer to.
+func (a *Assignment) check() error {
+	if err := checkTopic(a.Topic); err != nil {
+		return err
+	}
+	if a.Partition < AnyPartition {
+		return localError(runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND,
+			"topic %q has no partition %d: they are counted from 0, and AnyPartition stands for all", a.Topic, a.Partition)
+	}
+	if a.Stop < 0 {
+		return localError(runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST, "stop at offset %d: want 0, for none, or more", a.Stop)
+	}
+	return a.Start.check()
 }
 
 func numbers(n int32) []int32 {
@@ -219,11 +232,17 @@ func (r *Reader) dropLocked(a *assigned) {
 	}
 }
 
-// changedLocked wakes whoever waits for a change.
+// changedLocked wakes whoever waits for a change: Poll, and run.
 func (r *Reader) changedLocked() {
+	r.arrivedLocked()
+	poke(r.wake)
+}
+
+// arrivedLocked wakes Poll. It is called for every answer, and run has a look at
+// all partitions when it is woken.
+func (r *Reader) arrivedLocked() {
 	close(r.arrived)
 	r.arrived = make(chan struct{})
-	poke(r.wake)
 }
 
 // Seek makes a partition that is being read go on at another place. Records

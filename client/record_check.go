@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -26,6 +27,23 @@ func checkRecord(r *Record) error {
 		}
 	}
 	return nil
+}
+
+// maxTopicName is the most bytes of a topic's name.
+const maxTopicName = 249
+
+// checkTopic refuses names that no topic has. It comes before anything is asked
+// about one: the whole question would fail for it, also what it says of others.
+func checkTopic(name string) error {
+	allowed := func(c rune) bool {
+		return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '_' || c == '-'
+	}
+	if name != "" && len(name) <= maxTopicName && name != "." && name != ".." &&
+		strings.IndexFunc(name, func(c rune) bool { return !allowed(c) }) < 0 {
+		return nil
+	}
+	return localError(runnelv1.ErrorReason_ERROR_REASON_INVALID_TOPIC_NAME,
+		"no topic is named %.260q: want 1 to %d of a-z A-Z 0-9 . _ -, and neither . nor ..", name, maxTopicName)
 }
 
 // recordError turns what a Builder says of a record into one of ours.

@@ -34,6 +34,9 @@ const (
 	// shunForeign one that answered for another cluster.
 	shunFor     = time.Second
 	shunForeign = time.Minute
+	// noTopic is no topic's name, so that a broker need not look for it: to ask
+	// for a sign of life only.
+	noTopic = "."
 )
 
 // errForeign is about an advertised address that leads to another cluster.
@@ -122,6 +125,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	if err != nil {
 		if ctx.Err() == nil {
 			c.shun(p, err)
+			c.cluster.doubt()
 		}
 		return nil, fmt.Errorf("leader at %s: %w", string(p), err)
 	}
@@ -135,7 +139,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	}
 	c.mu.Unlock()
 	if seeds != nil {
-		c.seeds.UpdateState(addresses(seeds))
+		c.seeds.UpdateState(c.opts.addresses(seeds))
 	}
 	if was != nil {
 		c.opts.hooks.direct(string(p))
@@ -146,7 +150,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 func (c *Client) verify(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
-	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{"-"}})
+	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{noTopic}})
 	if err != nil {
 		return rpcError(err)
 	}
@@ -182,8 +186,8 @@ func (c *Client) reseed(good []string) {
 	c.mu.Lock()
 	all := slices.Concat(good, c.brokers, c.learned)
 	c.mu.Unlock()
-	c.seeds.UpdateState(addresses(good)) // leaves any other one
-	c.seeds.UpdateState(addresses(slices.Compact(all)))
+	c.seeds.UpdateState(c.opts.addresses(good)) // leaves any other one
+	c.seeds.UpdateState(c.opts.addresses(slices.Compact(all)))
 }
 
 // stream opens a bidirectional stream to p on which hot messages are not

@@ -14,6 +14,7 @@ import (
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/client"
+	"github.com/runnelmq/runnel/internal/record"
 )
 
 // An ear hears what the hooks are told.
@@ -161,9 +162,15 @@ func TestClient_unreachableLeader(t *testing.T) {
 					t.Errorf("the hook was told %q", e.proxied)
 				}
 				e.mu.Unlock()
+				if n := f.nodes[1].fetched.Load(); n > 0 {
+					t.Errorf("%d partitions were fetched where they cannot be", n)
+				}
 				f.locked(func() { d := f.nodes[1]; d.down, d.blackhole, d.cluster = false, false, "fake" })
 				time.Sleep(2 * time.Minute)
 				before := f.nodes[1].direct
+				if name != "silent" && f.nodes[1].fetched.Load() == 0 {
+					t.Error("the reader goes on through the seed")
+				}
 				spread(t, p, y, 1000, 2000)
 				flush(t, p)
 				y.check(t, 2000, 0, 0)
@@ -185,6 +192,7 @@ func TestProducer_frozenLeader(t *testing.T) {
 		y := newTally()
 		send(t, p, y, 0, 500)
 		flush(t, p)
+		synctest.Wait() // the leader is known
 		n := f.calls
 		f.locked(func() {
 			f.onProduce = func(i int, _ *runnelv1.ProduceRequest) action {
@@ -217,6 +225,7 @@ func TestProducer_frozenSeed(t *testing.T) {
 		y := newTally()
 		send(t, p, y, 0, 500)
 		flush(t, p)
+		synctest.Wait() // the leader is known
 		f.locked(func() {
 			f.nodes[0].frozen = true
 			f.topics["t"].parts[0].lead(1)
@@ -360,6 +369,64 @@ func TestClient_closeLeavesNothing(t *testing.T) {
 		y.check(t, 1000, 0, 0)
 		if _, err := c.NewAdmin().DescribeCluster(context.Background()); !errors.Is(err, client.ErrClosed) {
 			t.Errorf("after Close: %v, want ErrClosed", err)
+		}
+	})
+}
+
+// Added partitions are told by push, and used.
+func TestProducer_addedPartitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 2, map[string]int{"t": 1})
+		p := producer(t, f.client(t), client.PartitionBy(func(_ *client.Record, n int32) int32 { return n - 1 }))
+		one := func() int32 {
+			rs, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rs[0].Partition
+		}
+		if got := one(); got != 0 {
+			t.Errorf("partition %d of 1", got)
+		}
+		f.locked(func() {
+			f.topics["t"].parts = append(f.topics["t"].parts, &fakePartition{leader: 1, epoch: 1, known: map[record.ProducerID]*fakeWindow{}})
+		})
+		synctest.Wait()
+		one() // looks at the topic
+		synctest.Wait()
+		if got := one(); got != 1 {
+			t.Errorf("partition %d, want the one that was added", got)
+		}
+	})
+}
+
+// Leaders that move to and fro while much is under way: answers from before are
+// not taken for those after.
+func TestReader_leadersToAndFro(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const records = 60_000
+		f := newFakeCluster(t, 2, map[string]int{"t": 1})
+		f.fill(t, "t", 0, records, 10, record.CompressionNone)
+		r := newReader(t, f.client(t), client.Prefetch(64<<10))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		next := int64(0)
+		for polls := 0; next < records; polls++ {
+			b, err := r.Poll(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for rec := range b.All() {
+				if rec.Offset != next {
+					t.Fatalf("read offset %d, want %d", rec.Offset, next)
+				}
+				next++
+			}
+			if polls%2 == 0 {
+				f.locked(func() { f.topics["t"].parts[0].lead(polls / 2 % 2) })
+			}
+		}
+		if n := f.topics["t"].parts[0].epoch; n < 10 {
+			t.Errorf("only %d moves", n)
 		}
 	})
 }

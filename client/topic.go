@@ -58,6 +58,7 @@ type heldRecord struct {
 	e      entry
 	cost   int64
 	gen    *generation
+	due    time.Time // when its time is up, here or in a batch
 	expiry *time.Timer
 }
 
@@ -106,9 +107,25 @@ func (t *topic) stale() {
 	}
 }
 
+// compare makes the next record look at the topic again when there are more
+// partitions than are known, or another topic of that name.
+func (t *topic) compare(with *clusterView) {
+	leaders := with.topics[t.name]
+	if leaders == nil {
+		return
+	}
+	t.mu.Lock()
+	v := t.view.Load()
+	changed := v != nil && (t.id != leaders.id || len(v.partitions) < len(leaders.parts))
+	t.mu.Unlock()
+	if changed {
+		t.stale()
+	}
+}
+
 // hold keeps a record until the topic is known. It is false when it has become
 // known meanwhile.
-func (t *topic) hold(p *Producer, r *Record, e entry, cost int64) (bool, error) {
+func (t *topic) hold(p *Producer, r *Record, e entry, cost int64, due time.Time) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.view.Load() != nil {
@@ -119,8 +136,8 @@ func (t *topic) hold(p *Producer, r *Record, e entry, cost int64) (bool, error) 
 	}
 	p.c.cluster.want(t.name)
 	p.identified() // so that it is there in time
-	h := &heldRecord{r: r.Clone(), e: e, cost: cost, gen: p.join(nil)}
-	h.expiry = time.AfterFunc(p.o.delivery, func() { t.expire(p, h) })
+	h := &heldRecord{r: r.Clone(), e: e, cost: cost, gen: p.join(nil), due: due}
+	h.expiry = time.AfterFunc(time.Until(due), func() { t.expire(p, h) })
 	t.held = append(t.held, h)
 	return true, nil
 }
@@ -234,9 +251,9 @@ func (t *topic) abandon(p *Producer, err error) {
 func describe(ctx context.Context, c *Client, name string) (*runnelv1.TopicDescription, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	one := int32(1)
+	none := int32(0) // their leaders need not be asked
 	resp, err := runnelv1.NewAdminServiceClient(c.conn).DescribeTopics(ctx, &runnelv1.DescribeTopicsRequest{
-		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &one,
+		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &none,
 	})
 	if err != nil {
 		return nil, rpcError(err)

@@ -193,7 +193,7 @@ func (c *Coordinator) Open(n int32, id string) (*Membership, error) {
 	if err := s.serving(); err != nil {
 		return nil, err
 	}
-	m := &Membership{shard: s, group: id, id: group.Stream(c.streams.Add(1)), wake: make(chan struct{}, 1)}
+	m := &Membership{shard: s, group: id, id: group.Stream(c.streams.Add(1)), wake: make(chan struct{}, 1), slots: make(chan struct{}, maxSlots)}
 	s.submit(task{fail: m.end, do: func(s *shard) { s.streams[m.id] = m }})
 	return m, nil
 }

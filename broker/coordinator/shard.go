@@ -323,8 +323,17 @@ func (s *shard) take() []task {
 // leaves answers to be given when that is committed.
 func (s *shard) turn(st *partition.State, ticked bool) error {
 	tasks := s.take()
-	if !s.part.Confirmed() {
+	// In this order: what is confirmed may be a later epoch, with changes of
+	// another coordinator before it.
+	confirmed := s.part.Confirmed()
+	if _, ok := s.state(); !ok || !confirmed {
 		s.mute(tasks)
+		return nil
+	}
+	refused := writable(s.part, st)
+	if refused != nil {
+		s.unheard = true // nobody can join, go on or give something up
+		s.readOnly(tasks, refused)
 		return nil
 	}
 	if s.unheard || since(s.now, s.ticked) > tickEvery+tickLate {
@@ -334,25 +343,30 @@ func (s *shard) turn(st *partition.State, ticked bool) error {
 		s.unheard = false
 	}
 	s.ticked = s.now
-	refused := writable(s.part, st)
-	if refused == nil {
-		s.follow()
-	}
+	s.follow()
 	for _, t := range tasks {
-		if t.writes && refused != nil {
-			t.fail(refused)
-			continue
-		}
 		t.do(s)
-	}
-	if refused != nil {
-		return s.finish() // what only reads
 	}
 	if ticked {
 		s.tick()
 	}
 	s.advanceResets()
 	return s.finish()
+}
+
+// readOnly does the tasks that store nothing. What is to be stored, because it
+// was found while loading, waits.
+func (s *shard) readOnly(tasks []task, refused error) {
+	for _, t := range tasks {
+		if t.writes {
+			t.fail(refused)
+			continue
+		}
+		t.do(s)
+	}
+	if len(s.answers) > 0 {
+		s.park(nil, nil)
+	}
 }
 
 // mute answers nothing positive, and ends the streams: another broker may be the
@@ -410,10 +424,11 @@ func (s *shard) follow() {
 	if v == s.view {
 		return
 	}
+	keep := s.keeper(s.view, v)
 	s.view, s.topics = v, group.NewResolver(v)
 	for _, g := range s.groups {
 		g.Refresh(s.now, s.topics)
-		g.Retain(s.now, v.alive, &s.fx)
+		g.Retain(s.now, keep, &s.fx)
 		s.touched = append(s.touched, g)
 	}
 }
@@ -424,13 +439,14 @@ func (s *shard) tick() {
 	if retain {
 		s.retained = s.now
 	}
+	keep := s.keeper(nil, s.view)
 	for _, g := range s.groups {
 		before := len(s.fx.Changes)
 		if g.Size() > 0 {
 			g.Tick(s.now, &s.fx)
 		}
 		if retain {
-			g.Retain(s.now, s.view.alive, &s.fx)
+			g.Retain(s.now, keep, &s.fx)
 		}
 		if len(s.fx.Changes) > before {
 			s.touched = append(s.touched, g)
@@ -455,10 +471,16 @@ func (s *shard) finish() error {
 	if err := s.store(fx.Changes); err != nil {
 		return err
 	}
-	s.waiting = append(s.waiting, waiter{next: s.appended, changes: fx.Changes, answers: s.answers, told: fx.Messages})
+	s.park(fx.Changes, fx.Messages)
+	return nil
+}
+
+// park has the answers of the turn, and what came of it, wait until all that was
+// appended is committed.
+func (s *shard) park(changes []group.Change, told []group.Message) {
+	s.waiting = append(s.waiting, waiter{next: s.appended, changes: changes, answers: s.answers, told: told})
 	s.answers = nil
 	if st, ok := s.state(); ok {
 		s.release(st.HighWatermark)
 	}
-	return nil
 }

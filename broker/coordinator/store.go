@@ -115,7 +115,7 @@ func (s *shard) load(ctx context.Context) error {
 			continue
 		}
 		g.Restored(s.now, s.topics)
-		g.Retain(s.now, s.view.alive, &s.fx)
+		g.Retain(s.now, s.keeper(nil, s.view), &s.fx)
 		s.touched = append(s.touched, g)
 	}
 	return nil

@@ -16,6 +16,9 @@ type Membership struct {
 	group string
 	id    group.Stream
 	wake  chan struct{} // cap 1
+	// slots holds a token for each message that is not done: who sends faster than
+	// that waits.
+	slots chan struct{}
 
 	member string // once it joined; the caller's goroutine only
 
@@ -98,7 +101,7 @@ func (m *Membership) heard(sequence uint64) {
 // Join joins, goes on, or changes the subscription.
 func (m *Membership) Join(member string, epoch int64, terms group.Terms, sequence uint64) {
 	m.member = member
-	m.shard.submit(task{writes: true, fail: m.end, do: func(s *shard) {
+	m.submit(task{writes: true, fail: m.end, do: func(s *shard) {
 		g := s.touch(m.group)
 		if err := g.Join(s.now, m.id, member, epoch, terms, &s.fx); err != nil {
 			s.answer(func(failed error) { m.end(orElse(failed, err)) })
@@ -118,7 +121,7 @@ func orElse(err, other error) error {
 // Own reports what the member owns, having carried out the given revision.
 func (m *Membership) Own(revision uint64, owned map[group.Part]bool, sequence uint64) {
 	member := m.member
-	m.shard.submit(task{writes: true, fail: m.end, do: func(s *shard) {
+	m.submit(task{writes: true, fail: m.end, do: func(s *shard) {
 		if g := s.groups[m.group]; g != nil {
 			s.touch(m.group)
 			g.Own(s.now, m.id, member, revision, func(p group.Part) bool { return owned[p] }, &s.fx)
@@ -130,7 +133,7 @@ func (m *Membership) Own(revision uint64, owned map[group.Part]bool, sequence ui
 // Ping proves that the member is alive.
 func (m *Membership) Ping(sequence uint64) {
 	member := m.member
-	m.shard.submit(task{fail: m.end, do: func(s *shard) {
+	m.submit(task{fail: m.end, do: func(s *shard) {
 		if g := s.groups[m.group]; g != nil && g.Heard(s.now, m.id, member) {
 			m.heard(sequence)
 		}
@@ -140,7 +143,7 @@ func (m *Membership) Ping(sequence uint64) {
 // Leave leaves for good; then the stream ends.
 func (m *Membership) Leave(sequence uint64) {
 	member := m.member
-	m.shard.submit(task{writes: true, fail: m.end, do: func(s *shard) {
+	m.submit(task{writes: true, fail: m.end, do: func(s *shard) {
 		if g := s.groups[m.group]; g != nil {
 			s.touch(m.group)
 			g.Leave(s.now, m.id, member, &s.fx)
@@ -152,12 +155,30 @@ func (m *Membership) Leave(sequence uint64) {
 // Close notes that the stream is gone, which is no leave.
 func (m *Membership) Close() {
 	member := m.member
-	m.shard.submit(task{fail: func(error) {}, do: func(s *shard) {
+	m.submit(task{fail: func(error) {}, do: func(s *shard) {
 		delete(s.streams, m.id)
 		if g := s.groups[m.group]; g != nil {
 			g.Close(m.id, member)
 		}
 	}})
+}
+
+// maxSlots is how many messages of a member may be under way.
+const maxSlots = 64
+
+// submit hands a task over, when there is a slot.
+func (m *Membership) submit(t task) {
+	m.slots <- struct{}{}
+	do, fail := t.do, t.fail
+	t.do = func(s *shard) {
+		<-m.slots
+		do(s)
+	}
+	t.fail = func(err error) {
+		<-m.slots
+		fail(err)
+	}
+	m.shard.submit(t)
 }
 
 // send tells a member what is now durable.

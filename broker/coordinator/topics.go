@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -29,6 +30,22 @@ func (v *view) All() []*group.Topic { return v.all }
 func (v *view) alive(p group.Part) bool {
 	t := v.byID[p.Topic]
 	return t != nil && p.Number < t.Partitions
+}
+
+// unknownGrace is for how long offsets are kept of partitions that this broker
+// has not heard of: who committed them may have newer metadata.
+const unknownGrace = time.Minute
+
+// keeper says which offsets are kept, when the topics are those of v, and were
+// those of before; nil: that is not known.
+func (s *shard) keeper(before, v *view) func(*group.Offset) bool {
+	return func(o *group.Offset) bool {
+		if v.alive(o.Part) {
+			return true
+		}
+		deleted := before != nil && before.alive(o.Part)
+		return !deleted && s.now.UnixMilli()-o.CommitMs < unknownGrace.Milliseconds()
+	}
 }
 
 // viewOf returns the view of an image; old itself when no topic came, went or

@@ -187,13 +187,18 @@ func (g *Group) ExpiresAt() time.Time {
 	return time.UnixMilli(last).Add(g.limits.Retention)
 }
 
-// Retain deletes the group when it has been empty for too long, and offsets of
-// topics that were deleted.
-func (g *Group) Retain(now time.Time, alive func(Part) bool, fx *Effects) {
-	for _, p := range slices.SortedFunc(maps.Keys(g.offsets), Part.Compare) {
-		if !alive(p) {
-			g.forget(p, fx)
+// Retain deletes the group when it has been empty for too long, and offsets that
+// are not to be kept: those of topics that were deleted.
+func (g *Group) Retain(now time.Time, keep func(*Offset) bool, fx *Effects) {
+	var dead []Part
+	for p, o := range g.offsets {
+		if o.last != nil && !keep(o.last) {
+			dead = append(dead, p)
 		}
+	}
+	slices.SortFunc(dead, Part.Compare)
+	for _, p := range dead {
+		g.forget(p, fx)
 	}
 	if at := g.ExpiresAt(); !at.IsZero() && !now.Before(at) && len(g.held) == 0 {
 		g.erase(fx)

@@ -473,7 +473,7 @@ func TestGroup_retentionCG06(t *testing.T) {
 		t.Errorf("deleted with members: %v", err)
 	}
 	retain := func() {
-		s.do(func(fx *Effects) { s.g.Retain(s.now, func(x Part) bool { return x != q }, fx) })
+		s.do(func(fx *Effects) { s.g.Retain(s.now, func(o *Offset) bool { return o.Part != q }, fx) })
 	}
 	s.now = s.now.Add(2 * time.Hour)
 	s.g.Heard(s.now, s.at["a"], "a")

@@ -106,8 +106,8 @@ func (g *Group) remove(m *member, why error, fx *Effects) {
 	m.stream = 0
 }
 
-// Join lets a member in, or go on. Its stream gets Joined and an Assignment with
-// the next Settle. Errors: ErrUnknownMember, ErrFencedMember,
+// Join lets a member in, or go on. Streams are numbered in the order in which they
+// were opened. A member's gets Joined and an Assignment with the next Settle. Errors: ErrUnknownMember, ErrFencedMember,
 // ErrFencedMemberEpoch, ErrFull; the stream is then to end.
 func (g *Group) Join(now time.Time, s Stream, id string, epoch int64, terms Terms, fx *Effects) error {
 	m := g.members[id]
@@ -118,11 +118,12 @@ func (g *Group) Join(now time.Time, s Stream, id string, epoch int64, terms Term
 	case epoch > g.epoch || epoch < 0:
 		return fail(ErrFencedMemberEpoch, map[string]string{"memberEpoch": strconv.FormatInt(m.epoch, 10)},
 			"member %s of group %q is not at epoch %d: drop all it owns and join with member_epoch 0", id, g.id, epoch)
+	case s < m.stream: // its last words arrived late
+		return g.overtaken(id)
 	case terms.Instance != m.terms.Instance:
 		return fail(ErrInvalidSubscription, nil, "member %s of group %q joined with instance_id %q before: a member keeps it for life", id, g.id, m.terms.Instance)
 	}
 	g.attach(m, s, fx)
-	g.hear(m, now)
 	changed := terms.key() != m.terms.key() || terms.Rack != m.terms.Rack || terms.Assignor != m.terms.Assignor
 	other := terms.Session != m.terms.Session || terms.Rebalance != m.terms.Rebalance || terms.ClientName != m.terms.ClientName
 	if !changed && !other {
@@ -130,6 +131,7 @@ func (g *Group) Join(now time.Time, s Stream, id string, epoch int64, terms Term
 	} else {
 		m.terms, m.unsaved = terms, true
 	}
+	g.hear(m, now)  // by the new terms: they may be shorter
 	if epoch == 0 { // it owns nothing, so there is nothing to wait for
 		g.releaseRevoked(m)
 	}
@@ -208,10 +210,14 @@ func (g *Group) replacedError(id, instance string) error {
 		"another process joined group %q with instance_id %q and took the place of %s: give each process an instance_id of its own", g.id, instance, id)
 }
 
+func (g *Group) overtaken(id string) error {
+	return fail(ErrFencedMember, nil, "a newer stream of member %s of group %q has taken over", id, g.id)
+}
+
 // attach makes s the stream of m. The former one is told so.
 func (g *Group) attach(m *member, s Stream, fx *Effects) {
 	if m.stream != 0 && m.stream != s {
-		fx.tell(Message{Stream: m.stream, Err: fail(ErrFencedMember, nil, "a newer stream of member %s of group %q has taken over", m.id, g.id)})
+		fx.tell(Message{Stream: m.stream, Err: g.overtaken(m.id)})
 	}
 	if m.stream != s {
 		m.stream, m.revision = s, 0

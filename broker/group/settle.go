@@ -184,6 +184,9 @@ func (g *Group) restoreMember(s *Member) {
 // is found again. Only if that is another one does a new epoch begin.
 func (g *Group) Restored(now time.Time, topics *Resolver) {
 	if len(g.members) == 0 {
+		if g.stored && g.emptySinceMs == 0 { // the last one's end was stored, and no more of that turn
+			g.emptySinceMs, g.unsaved = now.UnixMilli(), true
+		}
 		return
 	}
 	g.emptySinceMs = 0

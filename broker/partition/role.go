@@ -41,7 +41,14 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 	case role == leading && epoch == mp.LeaderEpoch:
 		p.mu.Lock()
 		p.countISRLocked(mp)
+		isr := p.core.committed
 		p.core.resolve(mp, session)
+		if !slices.Equal(isr, p.core.committed) {
+			// Whoever is in sync is served first.
+			for _, s := range p.subs {
+				p.noteLocked(s.note)
+			}
+		}
 		p.publishLocked()
 		p.keepFlushingLocked()
 		p.mu.Unlock()

@@ -78,7 +78,7 @@ type Set struct {
 
 	parts     map[key]*Partition
 	lost      map[key]string // replicas that can't be opened, and why
-	pending   map[key]bool   // replicas to be opened when there is room for them
+	pending   map[key]bool   // replicas to be opened when there is room for them, or leave to
 	changed   chan struct{}  // closed when the next image is applied
 	recovered bool
 	found     []metadata.ReplicaReport // by recovery, until it is complete
@@ -414,10 +414,11 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	case errors.Is(err, commitlog.ErrFailed):
 		return nil, fmt.Errorf("open %s/%d: %w", t.Name, n, err)
 	case errors.Is(err, commitlog.ErrStorageFull), errors.Is(err, commitlog.ErrTooManyFiles), vfs.IsTransient(err):
-		s.mu.Lock()
-		s.pending[k] = true
-		s.mu.Unlock()
-		s.deps.Log.Warn().Str("topic", t.Name).Int32("partition", n).Err(err).Msg("no room to open a replica: it will be tried again")
+		s.postpone(k, t, err, "no room to open a replica: it will be tried again")
+		return nil, nil
+	case errors.Is(err, fs.ErrPermission):
+		// Its files are whole: somebody has to give them back.
+		s.postpone(k, t, err, "a replica's files may not be used: the user that runs this must own all that is in the data directory; it will be tried again")
 		return nil, nil
 	case err != nil:
 		why := err.Error()
@@ -449,6 +450,14 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	delete(s.pending, k)
 	s.mu.Unlock()
 	return p, nil
+}
+
+// postpone has a replica opened later.
+func (s *Set) postpone(k key, t *metadata.Topic, err error, why string) {
+	s.mu.Lock()
+	s.pending[k] = true
+	s.mu.Unlock()
+	s.deps.Log.Warn().Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
 }
 
 // openLog opens the files of a replica. One whose files are lost begins anew when

@@ -1,7 +1,6 @@
 package partition
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"syscall"
@@ -10,13 +9,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
-	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -103,17 +99,7 @@ func TestRecoveryReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &session{}, reg: prometheus.NewRegistry()}
-		r.image = r.store.Load()
-		root, err := commitlog.OpenRoot(r.fault, "data", commitlog.RootOptions{BrokerID: me, BootID: func() (string, error) { return "boot", nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.root = root
-		r.Set = NewSet(Config{Incarnation: "i"}, Deps{Root: root, Store: r.store, Session: r.session, Metrics: r.reg, Log: zerolog.Nop()})
-		ctx, cancel := context.WithCancel(t.Context())
-		r.cancel = cancel
-		r.wg.Go(func() { r.runErr = r.Run(ctx) })
+		r := startRig(t, mem)
 		defer r.end(false)
 		objects := append(metadatatest.TopicObjects(whole, "whole", 1, me, 2), metadatatest.TopicObjects(gone, "gone", 1, me, 2)...)
 		r.publish(append(objects, broker(controllerv1.BrokerPhase_BROKER_PHASE_FENCED, "i"))...)
@@ -168,6 +154,69 @@ func TestOpeningIsTriedAgain(t *testing.T) {
 		}
 		r.append(p, 1)
 	})
+}
+
+// A process that is killed while it makes the directories of a new topic has lost
+// none of those it did not come to: the next one makes them, and says so.
+func TestKilledInCreation(t *testing.T) {
+	mem := vfs.NewMem()
+	synctest.Test(t, func(t *testing.T) { newRig(t, mem).end(true) })
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, mem)
+		defer r.end(false)
+		id := uuid.New()
+		r.publish(append(metadatatest.TopicObjects(id, "new", 1, me, 2), broker(controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE, "i"))...)
+		if rs := r.session.reports; len(rs) != 1 || rs[0].Shape != metadata.Intact || rs[0].LogEnd != 0 {
+			t.Fatalf("reports %+v", rs)
+		}
+		p, err := r.Get(id, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.append(p, 1)
+		// One that comes later with a past is not new.
+		past := uuid.New()
+		r.publish(metadatatest.TopicObjects(past, "past", 1, me, 2)...)
+		if _, err := r.Get(past, 0); !errors.Is(err, ErrLogCorrupt) {
+			t.Errorf("Get = %v", err)
+		}
+	})
+}
+
+// Files that belong to somebody else are whole: a replica is not lost for them,
+// and nothing begins anew in their place.
+func TestForbiddenFilesAreNotLost(t *testing.T) {
+	for _, file := range []string{"topic", "checkpoint", "leader-epochs"} {
+		t.Run(file, func(t *testing.T) {
+			mem := vfs.NewMem()
+			id := uuid.New()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, mem)
+				r.append(r.topicOf(id, "orders", bySync, nil, 1), 3)
+				r.end(false)
+			})
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, mem)
+				defer r.end(false)
+				r.fault.Inject(vfs.Rule{Ops: vfs.OpOpen, Path: file, Times: -1, Err: syscall.EACCES})
+				objects := metadatatest.TopicObjects(id, "orders", 1, me, 2)
+				objects[1].GetPartition().LossyEpochs = []int64{2} // even then
+				r.publish(objects...)
+				if _, err := r.Get(id, 0); !errors.Is(err, ErrNoLeader) || len(r.Lost()) > 0 {
+					t.Errorf("Get = %v, lost %v", err, r.Lost())
+				}
+				r.fault.Clear()
+				time.Sleep(2 * retryEvery)
+				p, err := r.Get(id, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a := r.append(p, 1); a.Base != 3 {
+					t.Errorf("appended at %d, after 3 records", a.Base)
+				}
+			})
+		})
+	}
 }
 
 // A directory is made for a replica that cannot have held anything, and for no

@@ -33,6 +33,8 @@ type joinSession struct {
 	reason runnelv1.GoawayReason
 
 	peer joinPeer
+	// latest is the last join that came: what another coordinator begins with.
+	latest *runnelv1.JoinRequest
 	// joined and assigned say what the client was told.
 	joined, assigned, left, halfClosed bool
 }
@@ -117,9 +119,10 @@ func (j *joinSession) run(ctx context.Context, connect func(context.Context, *ru
 	case first.GetJoin() == nil:
 		return j.fail(refuse("the first message of a stream must be a join"))
 	}
+	j.latest = first
 	deadline := time.Now().Add(joinPatience)
 	for {
-		if err := connect(ctx, first); err != nil {
+		if err := connect(ctx, j.latest); err != nil {
 			return j.fail(err)
 		}
 		again, err := j.converse(ctx, deadline)
@@ -215,6 +218,9 @@ func (j *joinSession) converse(ctx context.Context, deadline time.Time) (again b
 			case f.err != nil:
 				return false, f.err
 			default:
+				if f.req.GetJoin() != nil {
+					j.latest = f.req
+				}
 				j.left = j.left || f.req.GetLeave() != nil
 				if err := j.peer.say(f.req); err != nil {
 					return false, j.fail(err)
@@ -224,7 +230,7 @@ func (j *joinSession) converse(ctx context.Context, deadline time.Time) (again b
 			if !ok {
 				return false, j.broke()
 			}
-			if e := resp.GetError(); e != nil && !j.joined && passingReason(e.GetReason()) && time.Now().Before(deadline) {
+			if e := resp.GetError(); e != nil && !j.joined && !j.left && passingReason(e.GetReason()) && time.Now().Before(deadline) {
 				return true, nil
 			}
 			if done, err := j.tell(resp); done {

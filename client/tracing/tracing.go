@@ -63,7 +63,8 @@ func Producer(tp trace.TracerProvider) client.Interceptor {
 // the one it was written in. The caller ends it. A nil provider is as for
 // [Producer].
 func Process(ctx context.Context, tp trace.TracerProvider, r client.Record) (context.Context, trace.Span) {
-	attrs := append(attributes(&r, "process"),
+	attrs := attributes(&r, "process")
+	attrs = append(attrs,
 		attribute.String("messaging.destination.partition.id", strconv.Itoa(int(r.Partition))),
 		attribute.Int64("messaging.runnel.offset", r.Offset))
 	return tracerOf(tp).Start(Extract(ctx, r), "process "+r.Topic, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(attrs...))

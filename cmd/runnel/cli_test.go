@@ -44,6 +44,8 @@ func TestMistakes(t *testing.T) {
 		"no such flag":         {[]string{"topic", "list", "--wrong"}, exitUsage, "--help"},
 		"missing name":         {[]string{"topic", "create"}, exitUsage, "NAME is missing"},
 		"too many":             {[]string{"topic", "delete", "a", "b"}, exitUsage, `"b" is one argument too many`},
+		"bytes for a name":     {[]string{"topic", "create", "a\xff"}, exitUsage, `NAME "a\xff": it is not valid UTF-8`},
+		"bytes for a topic":    {[]string{"produce", "a\xff"}, exitUsage, `TOPIC "a\xff": it is not valid UTF-8`},
 		"format":               {[]string{"topic", "list", "--format", "xml"}, exitUsage, "want text or json"},
 		"timeout":              {[]string{"topic", "list", "--timeout", "0s"}, exitUsage, "want more than 0"},
 		"brokers":              {[]string{"topic", "list", "--brokers", "::1"}, exitUsage, `"::1"`},

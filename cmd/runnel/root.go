@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
@@ -237,6 +238,12 @@ func args(names ...string) cobra.PositionalArgs {
 			return usagef("%s is missing", names[len(got)])
 		case len(got) > len(names):
 			return usagef("%q is one argument too many: want %s", got[len(names)], strings.Join(names, " "))
+		}
+		for i, arg := range got {
+			// Those in capitals alone are names; a path may be any bytes.
+			if (names[i] == "NAME" || names[i] == "TOPIC") && !utf8.ValidString(arg) {
+				return usagef("%s %q: it is not valid UTF-8", names[i], arg)
+			}
 		}
 		return nil
 	}

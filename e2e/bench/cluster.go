@@ -7,11 +7,15 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/client"
 	"github.com/runnelmq/runnel/e2e/proc"
 )
 
@@ -29,15 +33,19 @@ const (
 // A pace is how hard the cluster is driven.
 type pace struct {
 	name string
-	args []string // of runnel bench produce
+	run  func(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error)
 }
 
 func paces() []pace {
 	return []pace{
-		{"as fast as it goes", nil},
-		{"one small batch a partition at a time", []string{"--in-flight", "1", "--batch-bytes", "16384"}},
+		// Latency is that of a full queue.
+		{"as fast as it goes", produceAll},
+		{fmt.Sprintf("%d writers, a record at a time", calmWriters), produceCalmly},
 	}
 }
+
+// calmWriters write a record, wait for the acknowledgement, and write the next.
+const calmWriters = 8
 
 // A clusterSample is what one run in the cluster showed.
 type clusterSample struct {
@@ -82,7 +90,7 @@ func measureCluster(ctx context.Context, o options, progress io.Writer) (out []*
 			if err := createTopic(ctx, admin, topic, o, shape{clusterValue, clusterPartitions}, clusterBrokers); err != nil {
 				return nil, err
 			}
-			s, err := produceThere(ctx, o, g, topic, p)
+			s, err := p.run(ctx, o, g, topic)
 			if err = errors.Join(err, deleteTopic(ctx, admin, topic)); err != nil {
 				return nil, fmt.Errorf("replication factor 3: %w", err)
 			}
@@ -95,12 +103,55 @@ func measureCluster(ctx context.Context, o options, progress io.Writer) (out []*
 	return out, nil
 }
 
-// produceThere runs the product's own benchmark against the cluster.
-func produceThere(ctx context.Context, o options, g *proc.Group, topic string, p pace) (clusterSample, error) {
-	args := append([]string{
+// clusterRecords is how many records one run writes.
+func clusterRecords(o options) int64 { return max(o.bytes/clusterShare/clusterValue, calmWriters) }
+
+// produceCalmly writes without a queue, with a client of its own for each writer.
+func produceCalmly(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error) {
+	each := min(clusterRecords(o)/calmWriters, 1000)
+	took := make([][]time.Duration, calmWriters)
+	all, ctx := errgroup.WithContext(ctx)
+	begin := time.Now()
+	for w := range took {
+		all.Go(func() error {
+			c, err := client.New(g.Seeds())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			p, err := c.NewProducer(client.PartitionBy(func(_ *client.Record, n int32) int32 { return int32(w) % n })) //nolint:gosec // few writers
+			if err != nil {
+				return err
+			}
+			value := make([]byte, clusterValue)
+			for range each {
+				sent := time.Now()
+				if _, err := p.ProduceSync(ctx, client.Record{Topic: topic, Value: value}); err != nil {
+					return err
+				}
+				took[w] = append(took[w], time.Since(sent))
+			}
+			return p.Close(ctx)
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return clusterSample{}, err
+	}
+	seconds := time.Since(begin).Seconds()
+	lat := slices.Sorted(slices.Values(slices.Concat(took...)))
+	at := func(q float64) float64 {
+		return float64(lat[min(int(q*float64(len(lat))), len(lat)-1)].Microseconds()) / 1000
+	}
+	n := float64(len(lat))
+	return clusterSample{Records: n / seconds, MBs: n * clusterValue / 1e6 / seconds, P50: at(0.5), P99: at(0.99)}, nil
+}
+
+// produceAll runs the product's own benchmark against the cluster.
+func produceAll(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error) {
+	args := []string{
 		"bench", "produce", "--brokers", strings.Join(g.Seeds(), ","), "--format", "json", "--topic", topic, "--acks", "all",
-		"--size", strconv.Itoa(clusterValue), "--records", strconv.FormatInt(max(o.bytes/clusterShare/clusterValue, 1), 10),
-	}, p.args...)
+		"--size", strconv.Itoa(clusterValue), "--records", strconv.FormatInt(clusterRecords(o), 10),
+	}
 	r, err := proc.Do(proc.Binary(o.runnel).Command(ctx, args...))
 	if err != nil {
 		return clusterSample{}, err

@@ -74,7 +74,8 @@ type groupStub struct {
 	// owned has the next offset to commit of each partition, and the epoch of its
 	// assignment.
 	owned map[int32]*stubPart
-	lost  int // times it had to begin anew
+	lost  int  // times it had to begin anew
+	idle  bool // it commits nothing
 }
 
 type stubPart struct {
@@ -208,7 +209,7 @@ func (m *groupStub) assign(a *runnelv1.Assignment) {
 
 // work commits one offset more of each partition.
 func (m *groupStub) work(ctx context.Context) {
-	if len(m.owned) == 0 {
+	if len(m.owned) == 0 || m.idle {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -240,7 +241,8 @@ func (m *groupStub) work(ctx context.Context) {
 	}
 }
 
-// The broker that coordinates a group is killed under it: nobody loses a
+// The broker that coordinates a group is killed, and then stopped, under it:
+// nobody loses a
 // partition, none has two owners, no acknowledged commit is missing.
 func TestGroups_coordinatorKilled(t *testing.T) {
 	const partitions, members = 12, 6
@@ -274,39 +276,54 @@ func TestGroups_coordinatorKilled(t *testing.T) {
 		stubs[i] = &groupStub{board: b, id: uuid.NewString(), turn: i, owned: map[int32]*stubPart{}}
 		all.Go(func() { stubs[i].run(run) })
 	}
+	other := b.conns[0]
 	began := time.Now()
 	settled := func(conn *grpc.ClientConn) *runnelv1.DescribeGroupResponse {
 		t.Helper()
 		var d *runnelv1.DescribeGroupResponse
 		deadline := time.Now().Add(30 * time.Second)
-		for ok := false; !ok; ok = d.GetState() == runnelv1.GroupState_GROUP_STATE_STABLE && len(d.GetMembers()) == members && b.since(began) == partitions {
+		var committed int
+		for ok := false; !ok; ok = d.GetState() == runnelv1.GroupState_GROUP_STATE_STABLE && len(d.GetMembers()) == members && committed == partitions {
 			if time.Now().After(deadline) {
 				t.Fatalf("the group does not come to rest: %d partitions have commits, %v", b.since(began), d)
 			}
 			pause := time.NewTimer(10 * time.Millisecond)
 			<-pause.C
+			committed = b.since(began) // first: so that the description shows them
 			d, _ = runnelv1.NewGroupServiceClient(conn).DescribeGroup(ctx, &runnelv1.DescribeGroupRequest{Group: "readers"})
 		}
 		return d
 	}
-	before := settled(b.conns[0])
+	before := settled(other)
 	for _, p := range before.GetPartitions() {
 		if p.LagRecords == nil || p.GetLagRecords() > 5000 || p.GetHighWatermark() != 5000 {
 			t.Errorf("lag of %v", p)
 		}
 	}
-	victim := before.GetCoordinator()
-	other := b.conns[victim%3] // the next one
-	began = time.Now()
-	g.Brokers[victim-1].Kill()
-	after := settled(other)
-	t.Logf("broker %d, the coordinator, killed: every partition has commits again after %v", victim, time.Since(began).Round(time.Millisecond))
-	if after.GetGroupEpoch() != before.GetGroupEpoch() || after.GetCoordinator() == victim {
-		t.Errorf("group epoch %d after %d, coordinator %d after %d", after.GetGroupEpoch(), before.GetGroupEpoch(), after.GetCoordinator(), victim)
-	}
-	for i, p := range after.GetPartitions() {
-		if q := before.GetPartitions()[i]; p.GetMemberId() != q.GetMemberId() || p.GetAssignmentEpoch() != q.GetAssignmentEpoch() {
-			t.Errorf("partition %d moved", p.GetPartition())
+	for _, how := range []string{"killed", "stopped"} {
+		victim := before.GetCoordinator()
+		other = b.conns[victim%3] // the next one
+		began = time.Now()
+		if how == "killed" {
+			g.Brokers[victim-1].Kill()
+		} else {
+			g.Brokers[victim-1].stop(t)
+		}
+		after := settled(other)
+		t.Logf("broker %d, the coordinator, %s: every partition has commits again after %v", victim, how, time.Since(began).Round(time.Millisecond))
+		if after.GetGroupEpoch() != before.GetGroupEpoch() || after.GetCoordinator() == victim {
+			t.Errorf("%s: group epoch %d after %d, coordinator %d after %d", how, after.GetGroupEpoch(), before.GetGroupEpoch(), after.GetCoordinator(), victim)
+		}
+		for i, p := range after.GetPartitions() {
+			if q := before.GetPartitions()[i]; p.GetMemberId() != q.GetMemberId() || p.GetAssignmentEpoch() != q.GetAssignmentEpoch() {
+				t.Errorf("%s: partition %d moved", how, p.GetPartition())
+			}
+		}
+		before = after
+		if how == "killed" {
+			g.Brokers[victim-1].restart(t)
+			began = time.Now()
+			before = settled(other)
 		}
 	}
 	stop()
@@ -322,6 +339,65 @@ func TestGroups_coordinatorKilled(t *testing.T) {
 			t.Errorf("member %s had to begin anew %d times", m.id, m.lost)
 		}
 	}
+	for _, v := range b.violations {
+		t.Error(v)
+	}
+}
+
+// A thousand members of a topic with a thousand partitions find their places: all
+// but the first come at once, and take from who is there.
+func TestGroups_thousandMembers(t *testing.T) {
+	if !whole() {
+		t.Skip("a part of make e2e: it makes a thousand partitions")
+	}
+	const members = 1000
+	n := dev(t, Dev{})
+	b := &groupBoard{topic: "wide", owner: map[int32]string{}, acked: map[int32]int64{}, at: map[int32]time.Time{}}
+	for range 4 {
+		conn := must[*grpc.ClientConn](t)(grpc.NewClient(n.Client, grpc.WithTransportCredentials(insecure.NewCredentials())))
+		t.Cleanup(func() { _ = conn.Close() })
+		b.conns = append(b.conns, conn)
+	}
+	ctx := t.Context()
+	_ = must[*runnelv1.CreateTopicsResponse](t)(runnelv1.NewAdminServiceClient(b.conns[0]).CreateTopics(ctx, &runnelv1.CreateTopicsRequest{
+		Topics: []*runnelv1.NewTopic{{Name: b.topic, Partitions: new(int32(members))}},
+	}))
+	var all sync.WaitGroup
+	defer all.Wait()
+	stops := make([]context.CancelFunc, members)
+	start := func(i int) {
+		var run context.Context
+		run, stops[i] = context.WithCancel(ctx)
+		m := &groupStub{board: b, id: uuid.NewString(), turn: i, owned: map[int32]*stubPart{}, idle: true}
+		all.Go(func() { m.run(run) })
+	}
+	defer func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}()
+	settled := func(want int) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; {
+			d, err := runnelv1.NewGroupServiceClient(b.conns[0]).DescribeGroup(ctx, &runnelv1.DescribeGroupRequest{Group: "readers"})
+			if err == nil && d.GetState() == runnelv1.GroupState_GROUP_STATE_STABLE && len(d.GetMembers()) == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%v, %d members: %v", d.GetState(), len(d.GetMembers()), err)
+			}
+			pause := time.NewTimer(20 * time.Millisecond)
+			<-pause.C
+		}
+	}
+	start(0)
+	settled(1) // the topic of the groups is there
+	began := time.Now()
+	for i := 1; i < members; i++ {
+		start(i)
+	}
+	settled(members)
+	t.Logf("%d members have one partition each after %v", members, time.Since(began).Round(time.Millisecond))
 	for _, v := range b.violations {
 		t.Error(v)
 	}

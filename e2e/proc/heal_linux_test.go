@@ -43,7 +43,7 @@ func TestCluster_badDataHeal(t *testing.T) {
 			if err := bad.Start(); err != nil {
 				t.Fatal(err)
 			}
-			alone(t)
+			pass(t, aloneFor)
 			for _, b := range g.Brokers[1:] {
 				if err := b.Start(); err != nil {
 					t.Fatal(err)
@@ -74,11 +74,14 @@ func isr(t *testing.T, at *Node, n int) {
 	})
 }
 
-// alone gives a broker that has just been started the time to come into service
-// and to lead what it may.
-func alone(t *testing.T) {
+// aloneFor is the time that a broker which has just been started needs to come
+// into service and to lead what it may.
+const aloneFor = 1500 * time.Millisecond
+
+// pass lets time pass.
+func pass(t *testing.T, d time.Duration) {
 	t.Helper()
-	timer := time.NewTimer(1500 * time.Millisecond)
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

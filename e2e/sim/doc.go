@@ -13,6 +13,14 @@
 // which goroutines run is not the seed's, so that a rare violation may take some
 // runs of its seed to come back.
 //
+// The invariants are those of the catalogue: I1 and I3 to I6 by what clients were
+// told and read; I2 and I11 by the batches that any copy has below its high
+// watermark; I8, I12 and I13 by how far copies have come, on the disk where that
+// counts; I9 and I10 by the leaders that brokers and the store show; I17 by where
+// logs begin; I18 by what is there after power cuts; I19 by how a run ends; I20 by
+// processes whose disks fail; I21 by each transaction when it is made. All but the
+// first and those of the end are looked at after every step.
+//
 // Random faults meet some moments rarely. Stories bring one partition there, by
 // cuts, delays and kills at the right time, and are judged like any other run.
 //

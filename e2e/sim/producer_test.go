@@ -105,7 +105,7 @@ func TestStoryRetriesWithoutIdentity(t *testing.T) {
 func (s *stage) trials(begin func()) {
 	begin()
 	s.stepFor(500 * time.Millisecond)
-	for n := range 3 {
+	for n := range 2 {
 		i := s.leader()
 		next := (i + 1 + n%2) % 3
 		heal := s.net.cut(link{s.r[i].name, clientHost}) // answers are lost

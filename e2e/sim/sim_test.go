@@ -24,7 +24,7 @@ import (
 const (
 	faultTime   = 30 * time.Second
 	settleTime  = 60 * time.Second
-	defaultRuns = 4
+	defaultRuns = 2
 )
 
 // seeds returns which runs to make.

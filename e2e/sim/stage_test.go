@@ -104,17 +104,19 @@ func (s *stage) lasting(heal func()) func() {
 }
 
 // step lets a moment go by, and looks.
-func (s *stage) step() {
-	time.Sleep(2 * time.Millisecond)
-	synctest.Wait()
-	s.judge.look()
-}
+func (s *stage) step() { s.rest(2 * time.Millisecond) }
 
 // stepFor lets some time go by.
 func (s *stage) stepFor(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		s.step()
+		s.rest(5 * time.Millisecond)
 	}
+}
+
+func (s *stage) rest(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+	s.judge.look()
 }
 
 // soon waits for what must come for the story to go on.

@@ -42,9 +42,11 @@ func (r *Root) partitionDir(id PartitionID) string {
 
 // OpenPartition opens a partition's log. Where there is no directory it makes
 // one if create says so, which is right only for a replica that has nothing to
-// lose; else, and when the directory cannot be read or is another topic's, the
-// error is a [LostError]. A full disk or a lack of file descriptors is not a
-// loss: the call may be made again.
+// lose, or if it knows that there never was one: a process that was killed may
+// have left it to be made. Else, and when the directory cannot be read or is another topic's, the
+// error is a [LostError]. A full disk, a lack of file descriptors and files that
+// this user may not read (fs.ErrPermission) are no loss: the call may be made
+// again.
 //
 // The root flushes and checkpoints the log until [Root.ClosePartition],
 // [Root.RemoveTopic] or [Root.Close], and the log is to be closed by these
@@ -102,11 +104,20 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 
 	info, err := r.fs.Stat(dir)
 	made := errors.Is(err, fs.ErrNotExist)
+	create = create || r.list.neverHeld(id)
+	if !made || !create {
+		// Whatever comes of it, that it is missing means something from now on.
+		if err := r.list.name(id.String()); err != nil {
+			return nil, Recovery{}, err
+		}
+	}
 	switch {
 	case made && !create:
 		return nil, Recovery{}, lost(fs.ErrNotExist)
 	case made && r.Disk().Hard:
 		return nil, Recovery{}, ErrStorageFull
+	case errors.Is(err, fs.ErrPermission):
+		return nil, Recovery{}, err
 	case err != nil && !made:
 		return nil, Recovery{}, lost(err)
 	case err == nil && !info.IsDir:
@@ -120,11 +131,13 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	}
 	log, rec, err := r.openLog(id, dir, cfg, made)
 	if err != nil {
-		if !vfs.IsTransient(err) && !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) &&
-			!errors.Is(err, ErrFailed) {
+		if !isNoLoss(err) {
 			err = lost(err)
 		}
 		return nil, rec, err
+	}
+	if err := r.list.name(id.String()); err != nil {
+		return nil, rec, errors.Join(err, log.Close())
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,6 +145,13 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	r.found[id] = PartitionDir{ID: id, Topic: name, Path: dir}
 	delete(r.unverified, id)
 	return log, rec, nil
+}
+
+// isNoLoss reports whether err says nothing against a partition's files: what
+// is in the way can be taken away, and the files are whole then.
+func isNoLoss(err error) bool {
+	return vfs.IsTransient(err) || errors.Is(err, ErrStorageFull) || errors.Is(err, ErrTooManyFiles) ||
+		errors.Is(err, ErrFailed) || errors.Is(err, fs.ErrPermission)
 }
 
 // openLog opens a log, and makes it suspect, durably, when nothing speaks for

@@ -1,0 +1,105 @@
+package coordinator
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/rs/zerolog"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/broker/group"
+	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
+	"github.com/runnelmq/runnel/broker/partition"
+)
+
+// minISR sets how many replicas must be in sync; one is.
+func (r *rig) minISR(n int32) {
+	r.t.Helper()
+	topic, _ := r.image.TopicByID(r.offsets)
+	r.publish(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_Partition{Partition: &controllerv1.PartitionRecord{
+		TopicId: r.offsets.String(), Leader: me, LeaderEpoch: r.epoch, PartitionEpoch: topic.Partitions[0].PartitionEpoch + 1,
+		Replicas: []int32{1, 2}, Isr: []int32{1}, MinIsr: n, Flush: controllerv1.FlushMode_FLUSH_MODE_SYNC,
+	}}})
+}
+
+// Nobody is blamed for silence, or for what was not given up, while nothing could
+// be stored: who lost its stream then could not come back.
+func TestCoordinator_nobodyIsBlamedForMissingReplicas(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		t := r.t
+		r.topic("orders", 2)
+		a := r.consumer(memberID(1), reads("orders"))
+		r.minISR(2)
+		a.m.Close()
+		a.connect(a.epoch)
+		if !errors.Is(a.err, partition.ErrNotEnoughReplicas) {
+			t.Errorf("a join: %v", a.err)
+		}
+		pause(30 * time.Second)
+		r.minISR(1)
+		pause(time.Second)
+		a.connect(a.epoch)
+		if a.ended || !a.joined.Resumed || len(a.last.Parts) != 2 {
+			t.Errorf("it could not go on: %v, %+v", a.err, a.last)
+		}
+	})
+}
+
+// A coordinator that found something to store while it loaded waits until it can
+// be stored, and answers what only reads.
+func TestCoordinator_loadsWithoutEnoughReplicas(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		t := r.t
+		var out bytes.Buffer
+		r.topic("evt.a", 2)
+		terms := reads()
+		terms.Pattern = `evt\..*`
+		a := r.consumer(memberID(1), terms)
+		r.stop()
+		r.runs.Wait()
+		r.topic("evt.b", 3) // a new target
+		r.minISR(2)
+		r.log = zerolog.New(&out)
+		r.start()
+		pause(5 * time.Second)
+		if d := r.describe("g"); len(d.Members) != 1 {
+			t.Errorf("%d members", len(d.Members))
+		}
+		if bytes.Contains(out.Bytes(), []byte("begins anew")) {
+			t.Errorf("it began anew: %s", out.Bytes())
+		}
+		r.minISR(1)
+		pause(time.Second)
+		a.connect(a.epoch)
+		a.listen()
+		if a.ended || len(a.last.Parts) != 5 {
+			t.Errorf("afterwards: %v, %+v", a.err, a.last)
+		}
+	})
+}
+
+// An offset of a topic that this broker has not heard of yet is kept when others
+// come first, and goes when the topic never comes.
+func TestCoordinator_offsetsBeforeTheirTopic(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		t := r.t
+		late, never := group.Part{Topic: uuid.New()}, group.Part{Topic: uuid.New()}
+		if err := r.commit("g", "", 0, 7, late, never); err != nil {
+			t.Fatal(err)
+		}
+		r.topic("another", 1)
+		pause(time.Second)
+		r.publish(metadatatest.TopicObjects(late.Topic, "late", 1, me, 1)...)
+		pause(time.Second)
+		if r.committed("g", late) != 7 || r.committed("g", never) != 7 {
+			t.Errorf("committed %d and %d", r.committed("g", late), r.committed("g", never))
+		}
+		pause(3 * time.Minute)
+		if r.committed("g", late) != 7 || r.committed("g", never) != -1 {
+			t.Errorf("minutes later: committed %d and %d", r.committed("g", late), r.committed("g", never))
+		}
+	})
+}
