@@ -87,16 +87,15 @@ type groupLog interface {
 // tombstones away meanwhile, all is read again: records that they delete may have
 // been read before those went, and would live on.
 func (s *shard) readAll(ctx context.Context, log groupLog, end record.Offset) error {
-	for {
+	for again := true; again && ctx.Err() == nil; {
 		s.groups = map[string]*group.Group{}
 		purged := log.PurgedTo()
 		if err := s.read(ctx, log, end); err != nil {
 			return err
 		}
-		if ctx.Err() != nil || log.PurgedTo() == purged {
-			return nil
-		}
+		again = log.PurgedTo() != purged
 	}
+	return nil
 }
 
 func (s *shard) read(ctx context.Context, log groupLog, end record.Offset) error {
