@@ -354,7 +354,7 @@ func TestNewGroup_refuses(t *testing.T) {
 }
 
 // A topic that is deleted under a member is no error: the brokers take it away, and
-// meanwhile it is asked for now and then, not in a loop (CG-12).
+// until then it is asked for once a second, not in a loop (CG-12).
 func TestGroup_topicGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newFakeGroup(t, map[string]int{"t": 1, "u": 1})
@@ -371,7 +371,7 @@ func TestGroup_topicGoes(t *testing.T) {
 			delete(g.f.topics, "u")
 		})
 		asked := 0
-		g.f.onFetch = func(int, int) error { asked++; return nil }
+		g.f.locked(func() { g.f.onFetch = func(int, int) error { asked++; return nil } })
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if b, err := a.Poll(ctx); !errors.Is(err, context.DeadlineExceeded) {
