@@ -24,6 +24,7 @@ type consumeFlags struct {
 	exitAtEnd bool
 	print     string
 	null      string
+	session   time.Duration
 }
 
 func (a *app) consumeCommand() *cobra.Command {
@@ -72,6 +73,7 @@ for which the group has committed nothing; see "runnel group seek" to move it.
 	fs.BoolVar(&f.exitAtEnd, "exit-at-end", false, "stop at the end, as it is at the start")
 	fs.StringVar(&f.print, "print", "%v", "what to print of each record: a `format`, see above")
 	fs.StringVar(&f.null, "null", "", "`text` to print for a key or value that is absent (default: nothing)")
+	fs.DurationVar(&f.session, "session-timeout", 10*time.Second, "with --group: how long a member that has died keeps its partitions")
 	complete(c, "from", "earliest", "latest")
 	return c
 }

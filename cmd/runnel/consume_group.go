@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +21,8 @@ func (a *app) consumeGroup(c *cobra.Command, topic string, f consumeFlags) (err 
 		return usagef("--partition: a group's members are given their partitions; leave out --group to read one directly")
 	case f.exitAtEnd:
 		return usagef("--exit-at-end: a group has no end, as others may be reading, too; use --count, or leave out --group")
+	case f.session < time.Second || f.session > 5*time.Minute:
+		return usagef("--session-timeout %v: want 1s to 5m", f.session)
 	case f.from == "earliest":
 		begin = client.ResetEarliest
 	case f.from == "latest":
@@ -41,9 +44,9 @@ func (a *app) consumeGroup(c *cobra.Command, topic string, f consumeFlags) (err 
 	if err := a.look(ctx, conn, topic); err != nil {
 		return err
 	}
-	g, err := conn.NewGroup(f.group, client.Topics(topic), client.OnNoCommit(begin), client.Reading(client.RetryTimeout(a.timeout)))
+	g, err := conn.NewGroup(f.group, client.Topics(topic), client.SessionTimeout(f.session), client.OnNoCommit(begin), client.Reading(client.RetryTimeout(a.timeout)))
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	out := a.newPrinter(t, f.count)
 	out.last = func(r client.Record) error { return a.commitLast(ctx, g, r) }

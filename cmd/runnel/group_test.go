@@ -22,6 +22,7 @@ func TestGroupMistakes(t *testing.T) {
 		"leave out --group":         "consume t --group g --partition 1",
 		"a group has no end":        "consume t --group g --exit-at-end",
 		"group seek g --topic t":    "consume t --group g --from 17",
+		"want 1s to 5m":             "consume t --group g --session-timeout 1ms",
 		"the name of a group":       "consume t --group=",
 		"the records are there":     "group dlq redrive t --to t",
 		"TOPIC is missing":          "group dlq list",
