@@ -234,6 +234,22 @@ func TestGroup_outOfRange(t *testing.T) {
 	}
 }
 
+// A stream that was given up, and arrives late, takes the member's place for as
+// long as it takes to open another.
+func TestGroup_overtakenByItsOwnStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newFakeGroup(t, map[string]int{"t": 1})
+		g.f.fill(t, "t", 0, 10, 10, record.CompressionNone)
+		g.onJoin = func(n int, _ *runnelv1.JoinGroup) (*runnelv1.ItemError, error) {
+			if n == 1 {
+				return item(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER, codes.Aborted), nil
+			}
+			return nil, nil
+		}
+		readRecords(t, member(t, g.f.client(t)), 10)
+	})
+}
+
 func TestGroup_finalErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		it   *runnelv1.ItemError
@@ -241,7 +257,7 @@ func TestGroup_finalErrors(t *testing.T) {
 		want error
 		text string
 	}{
-		"another instance": {it: item(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER, codes.FailedPrecondition), want: client.ErrFencedMember, text: "instance id"},
+		"another instance": {it: item(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER, codes.FailedPrecondition, "instanceId", "one"), want: client.ErrFencedMember, text: "instance id"},
 		"a bad pattern":    {it: item(runnelv1.ErrorReason_ERROR_REASON_INVALID_SUBSCRIPTION, codes.InvalidArgument), want: client.ErrInvalidSubscription},
 		"not allowed":      {fail: status.Error(codes.PermissionDenied, "no"), text: "PermissionDenied"},
 	} {
