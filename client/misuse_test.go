@@ -94,14 +94,14 @@ func TestProducer_deliveryTimeoutIsOne(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.down = true
 		f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} }
-		p := producer(t, f.client(t), client.DeliveryTimeout(5*time.Second))
+		p := producer(t, f.client(t), client.DeliveryTimeout(10*time.Second))
 		y := newTally()
 		begun := time.Now()
 		send(t, p, y, 0, 10)
-		time.AfterFunc(3*time.Second, func() { f.locked(func() { f.down = false }) })
+		time.AfterFunc(5*time.Second, func() { f.locked(func() { f.down = false }) })
 		flush(t, p)
-		if took := time.Since(begun); took > 5100*time.Millisecond {
-			t.Errorf("took %v, want 5s", took)
+		if took := time.Since(begun); took > 10100*time.Millisecond {
+			t.Errorf("took %v, want 10s", took)
 		}
 		y.check(t, 0, 0, 10)
 		if f.calls == 0 {

@@ -154,3 +154,24 @@ func TestCoordinator_loadsWhileTombstonesGo(t *testing.T) {
 		}
 	})
 }
+
+// A coordinator of an earlier leader epoch stores nothing any more.
+func TestCoordinator_storesInItsEpochOnly(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		t := r.t
+		part, err := r.local(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.lead(1)
+		r.ready()
+		for _, epoch := range []int64{r.epoch - 1, r.epoch} {
+			s := newShard(r.Coordinator, 0, record.Epoch(epoch))
+			s.part, s.now = part, time.Now()
+			err := s.store([]group.Change{{Group: "g", MemberGone: "m"}})
+			if (err != nil) != (epoch < r.epoch) {
+				t.Errorf("in epoch %d of %d: %v", epoch, r.epoch, err)
+			}
+		}
+	})
+}
