@@ -16,11 +16,14 @@ import (
 // the order asked, with an error of its own; the error of the call is about the
 // call as a whole.
 type Admin struct {
-	api runnelv1.AdminServiceClient
+	api    runnelv1.AdminServiceClient
+	groups runnelv1.GroupServiceClient
 }
 
 // NewAdmin returns an Admin.
-func (c *Client) NewAdmin() *Admin { return &Admin{api: runnelv1.NewAdminServiceClient(c.conn)} }
+func (c *Client) NewAdmin() *Admin {
+	return &Admin{api: runnelv1.NewAdminServiceClient(c.conn), groups: runnelv1.NewGroupServiceClient(c.conn)}
+}
 
 // An AdminOption changes one call of an Admin.
 type AdminOption func(*adminOptions)

@@ -83,8 +83,14 @@ type clientOptions struct {
 // An Option changes how a Client connects.
 type Option func(*clientOptions)
 
-// TLS makes the client connect with TLS. Without it connections are plaintext.
-func TLS(cfg *tls.Config) Option { return func(o *clientOptions) { o.tls = cfg } }
+// TLS makes the client connect with TLS; nil stands for the defaults of
+// [tls.Config]. Without TLS connections are plaintext.
+func TLS(cfg *tls.Config) Option {
+	if cfg == nil {
+		cfg = &tls.Config{} //nolint:gosec // TLS 1.2 is the least by default
+	}
+	return func(o *clientOptions) { o.tls = cfg }
+}
 
 // Token sends a bearer token with every call. It needs [TLS].
 func Token(token string) Option { return Credentials(bearer(token)) }
@@ -159,7 +165,7 @@ func (c *Client) start(f func(context.Context)) bool {
 // answers, and starts over when that one breaks.
 func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolver, error) {
 	res := manual.NewBuilderWithScheme("runnel")
-	res.InitialState(addresses(addrs))
+	res.InitialState(o.addresses(addrs))
 	creds := insecure.NewCredentials()
 	if o.tls != nil {
 		creds = credentials.NewTLS(o.tls)
@@ -193,9 +199,15 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolve
 	return conn, res, err
 }
 
-func addresses(addrs []string) (s resolver.State) {
+// addresses are addrs for gRPC. Each is to prove that it is what it is called
+// there, or what the program says that all are called.
+func (o *clientOptions) addresses(addrs []string) (s resolver.State) {
 	for _, a := range addrs {
-		s.Addresses = append(s.Addresses, resolver.Address{Addr: a, ServerName: a})
+		name := a
+		if o.tls != nil && o.tls.ServerName != "" {
+			name = o.tls.ServerName
+		}
+		s.Addresses = append(s.Addresses, resolver.Address{Addr: a, ServerName: name})
 	}
 	return s
 }

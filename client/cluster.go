@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -210,7 +211,10 @@ func (k *cluster) run(ctx context.Context) {
 		}
 		if err != nil {
 			failures++
-			k.idle(ctx, backoffFor(failures))
+			// Those it has told of can tell, too, if no seed is left.
+			if !errors.Is(err, ErrUnreachable) || k.askAround(ctx) {
+				k.idle(ctx, backoffFor(failures))
+			}
 		}
 	}
 }

@@ -73,10 +73,10 @@ func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
 
 // startNode serves a node at lis, and returns what ends it. With knows it can
 // tell of the cluster.
-func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool) (stop func()) {
+func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool, opts ...grpc.ServerOption) (stop func()) {
 	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: lis}
-	d.srv = grpc.NewServer(grpc.MaxRecvMsgSize(5<<20),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+	d.srv = grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(5<<20), grpc.WaitForHandlers(true),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))...)
 	runnelv1.RegisterLogServiceServer(d.srv, d)
 	runnelv1.RegisterAdminServiceServer(d.srv, f)
 	runnelv1.RegisterProducerServiceServer(d.srv, d)

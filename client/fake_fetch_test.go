@@ -35,6 +35,7 @@ type fakeSession struct {
 }
 
 type fakeSub struct {
+	cut   bool // it says what it has read
 	topic string
 	n     int32
 	next  int64 // -1: EARLIEST
@@ -110,6 +111,7 @@ func (x *fakeSession) edit(req *runnelv1.FetchRequest) {
 		if _, ok := p.GetStart().(*runnelv1.FetchPartition_Offset); ok {
 			sub.next = p.GetOffset()
 		}
+		sub.cut = p.LastEpoch != nil && sub.next >= 0
 		if p.StopOffset != nil {
 			sub.stop = p.GetStopOffset()
 		}
@@ -172,6 +174,11 @@ func (x *fakeSession) serve(sub *fakeSub) *runnelv1.FetchResponse {
 	resp.TopicId, resp.HighWatermark, resp.LogStartOffset = t.id, new(p.next), new(p.start)
 	if sub.next < 0 {
 		sub.next = p.start
+	}
+	if x.f.cut > 0 && sub.cut && sub.next >= x.f.cut {
+		x.f.told = true
+		resp.Error = item(runnelv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED, codes.DataLoss, "divergingEpoch", "1", "endOffset", itoa(x.f.cut))
+		return resp
 	}
 	if sub.next < p.start || sub.next > p.next {
 		resp.Error = item(runnelv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE, codes.OutOfRange,

@@ -40,11 +40,15 @@ type fakeBroker struct {
 	// onProduce decides about the nth request, from 1; nil: all is taken.
 	onProduce func(n int, req *runnelv1.ProduceRequest) action
 	// onFetch may end a stream after so many responses; nil: never.
-	onFetch  func(stream, responses int) error
-	fetches  int
-	open     int  // fetch streams open now
-	down     bool // connections are refused
-	silent   int  // the fetch stream of this number sends nothing
+	onFetch func(stream, responses int) error
+	fetches int
+	open    int  // fetch streams open now
+	down    bool // connections are refused
+	// cut is where logs were cut: whoever has read more is told; told is whether
+	// anybody was.
+	cut      int64
+	told     bool
+	silent   int // the fetch stream of this number sends nothing
 	changed  chan struct{}
 	maxBatch int
 	tooLarge int   // batches refused for that

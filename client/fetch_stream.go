@@ -377,8 +377,8 @@ func (r *Reader) resetLocked(a *assigned, err error) bool {
 	default:
 		to = end
 	}
-	if to == a.next {
-		return false // it would be refused again
+	if to == a.next && !errors.Is(err, ErrLogTruncated) {
+		return false // it would be refused again; what was cut is not asked about any more
 	}
 	a.next, a.epoch = to, noOffset
 	if len(r.queue) == 0 {

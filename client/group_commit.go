@@ -78,6 +78,9 @@ func (g *Group) CommitAsync(recs []Record, done func(error)) {
 			continue
 		}
 		cs = append(cs, queuedCommit{part: p, offset: r.Offset + 1, epoch: r.LeaderEpoch})
+		if r.Offset+1 > p.done { // as said; what is committed by itself goes on from there
+			p.done, p.doneEpoch = r.Offset+1, r.LeaderEpoch
+		}
 	}
 	g.enqueueLocked(cs, err, done)
 }
@@ -102,6 +105,7 @@ func (g *Group) CommitOffsets(ctx context.Context, offsets ...OffsetCommit) erro
 				epoch = noOffset
 			}
 			cs = append(cs, queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata})
+			p.done, p.doneEpoch = o.Offset, epoch
 		}
 		g.enqueueLocked(cs, err, done)
 	})

@@ -83,7 +83,7 @@ func (s *groupStream) over(err error) bool {
 		case <-g.toRejoin: // this is it
 		default:
 		}
-	case errors.Is(err, ErrFencedMember):
+	case replaced(err):
 		g.forfeit(fmt.Errorf("another member has joined group %q as %q, the instance id of this one: each needs one of its own: %w", g.name, g.o.instance, err), true)
 		return true
 	case refusesStream(err), hasCode(err, codes.InvalidArgument):
@@ -91,6 +91,14 @@ func (s *groupStream) over(err error) bool {
 		return true
 	}
 	return false
+}
+
+// replaced says whether another process has the place of this one. Else it is an
+// earlier stream of this member's that was fenced for: one that was given up, and
+// whose first message was held up on its way.
+func replaced(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && errors.Is(err, ErrFencedMember) && e.Metadata["instanceId"] != ""
 }
 
 // serve talks until the stream ends, for whichever reason.

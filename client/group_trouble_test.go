@@ -234,6 +234,22 @@ func TestGroup_outOfRange(t *testing.T) {
 	}
 }
 
+// A stream that was given up, and arrives late, takes the member's place for as
+// long as it takes to open another.
+func TestGroup_overtakenByItsOwnStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newFakeGroup(t, map[string]int{"t": 1})
+		g.f.fill(t, "t", 0, 10, 10, record.CompressionNone)
+		g.onJoin = func(n int, _ *runnelv1.JoinGroup) (*runnelv1.ItemError, error) {
+			if n == 1 {
+				return item(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER, codes.Aborted), nil
+			}
+			return nil, nil
+		}
+		readRecords(t, member(t, g.f.client(t)), 10)
+	})
+}
+
 func TestGroup_finalErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		it   *runnelv1.ItemError
@@ -241,7 +257,7 @@ func TestGroup_finalErrors(t *testing.T) {
 		want error
 		text string
 	}{
-		"another instance": {it: item(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER, codes.FailedPrecondition), want: client.ErrFencedMember, text: "instance id"},
+		"another instance": {it: item(runnelv1.ErrorReason_ERROR_REASON_FENCED_MEMBER, codes.FailedPrecondition, "instanceId", "one"), want: client.ErrFencedMember, text: "instance id"},
 		"a bad pattern":    {it: item(runnelv1.ErrorReason_ERROR_REASON_INVALID_SUBSCRIPTION, codes.InvalidArgument), want: client.ErrInvalidSubscription},
 		"not allowed":      {fail: status.Error(codes.PermissionDenied, "no"), text: "PermissionDenied"},
 	} {
@@ -335,4 +351,41 @@ func TestNewGroup_refuses(t *testing.T) {
 	if _, err := c.NewGroup("", client.Topics("t")); err == nil {
 		t.Error("a group without a name was taken")
 	}
+}
+
+// A topic that is deleted under a member is no error: the brokers take it away, and
+// until then it is asked for once a second, not in a loop (CG-12).
+func TestGroup_topicGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newFakeGroup(t, map[string]int{"t": 1, "u": 1})
+		g.f.fill(t, "u", 0, 10, 10, record.CompressionNone)
+		a := member(t, g.f.client(t), client.Topics("u"))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := a.Poll(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var gone *fakeTopic
+		g.f.locked(func() {
+			gone = g.f.topics["u"]
+			delete(g.f.topics, "u")
+		})
+		asked := 0
+		g.f.locked(func() { g.f.onFetch = func(int, int) error { asked++; return nil } })
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if b, err := a.Poll(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("poll: %v, %v", b, err)
+		}
+		if asked > 1000 {
+			t.Errorf("asked %d times in a minute", asked)
+		}
+		// It was only forgotten for a while, by a broker that was behind.
+		g.f.locked(func() { g.f.topics["u"] = gone })
+		g.f.fill(t, "u", 0, 10, 10, record.CompressionNone)
+		rec := readRecords(t, a, 1)
+		if rec[0].Topic != "u" || rec[0].Offset != 10 {
+			t.Errorf("goes on with %s %d, want u 10", rec[0].Topic, rec[0].Offset)
+		}
+	})
 }

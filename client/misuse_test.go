@@ -94,14 +94,14 @@ func TestProducer_deliveryTimeoutIsOne(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.down = true
 		f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} }
-		p := producer(t, f.client(t), client.DeliveryTimeout(5*time.Second))
+		p := producer(t, f.client(t), client.DeliveryTimeout(10*time.Second))
 		y := newTally()
 		begun := time.Now()
 		send(t, p, y, 0, 10)
-		time.AfterFunc(3*time.Second, func() { f.locked(func() { f.down = false }) })
+		time.AfterFunc(5*time.Second, func() { f.locked(func() { f.down = false }) })
 		flush(t, p)
-		if took := time.Since(begun); took > 5100*time.Millisecond {
-			t.Errorf("took %v, want 5s", took)
+		if took := time.Since(begun); took > 10100*time.Millisecond {
+			t.Errorf("took %v, want 10s", took)
 		}
 		y.check(t, 0, 0, 10)
 		if f.calls == 0 {
@@ -143,6 +143,58 @@ func TestProducer_timeAfterTheWaitForMemory(t *testing.T) {
 				if given < delivery/2 {
 					t.Errorf("the broker was given %v for it, want most of %v", given, delivery)
 				}
+			})
+		})
+	}
+}
+
+// A record whose time is up says what it waited for, also when it was never sent.
+func TestProducer_timeoutSaysWhatWasWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		p := producer(t, f.client(t), client.DeliveryTimeout(5*time.Second))
+		y := newTally()
+		send(t, p, y, 0, 1)
+		flush(t, p)
+		f.locked(func() { f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} } })
+		send(t, p, y, 1, 2)
+		synctest.Wait()
+		send(t, p, y, 2, 3)
+		time.Sleep(6 * time.Second)
+		y.check(t, 1, 1, 1)
+		if err := y.results["2"].Err; err == nil || !strings.Contains(err.Error(), "sent before are not answered") {
+			t.Errorf("%v, want an error that says what was waited for", err)
+		}
+	})
+}
+
+// PD-15: however long a record may take, brokers are not asked to keep what they
+// know of it for that long, and nothing of it is kept once it has its outcome.
+func TestProducer_enormousDeliveryTimeout(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts []client.ProducerOption
+		most time.Duration
+	}{
+		"idempotent": {nil, 30 * time.Second},
+		"not":        {[]client.ProducerOption{client.WithoutIdempotence()}, 5 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				f.onProduce = func(_ int, req *runnelv1.ProduceRequest) action {
+					if d := req.GetTimeout().AsDuration(); d <= 0 || d > c.most {
+						t.Errorf("the broker is given %v, want at most %v", d, c.most)
+					}
+					return action{}
+				}
+				p := producer(t, f.client(t), append(c.opts, client.DeliveryTimeout(1<<62), client.MaxBufferedBytes(8<<10), client.FailWhenFull())...)
+				y := newTally()
+				for i := range 100 { // a hundred times what it may keep
+					v := itoa(i)
+					p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 8000)}, y.done(v))
+					flush(t, p)
+				}
+				y.check(t, 100, 0, 0)
 			})
 		})
 	}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -142,7 +143,7 @@ func (pt *partition) expire(b *batch) {
 	var out []settled
 	pt.mu.Lock()
 	sent := b.stage == stageInFlight
-	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked())
+	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked(b))
 	if sent || b.inDoubt {
 		err = unknown(err)
 	}
@@ -157,15 +158,24 @@ func (pt *partition) expire(b *batch) {
 	pt.finish(out)
 }
 
-// hindranceLocked is why nothing is sent at present.
-func (pt *partition) hindranceLocked() error {
+// hindranceLocked is why b is not sent at present.
+func (pt *partition) hindranceLocked(b *batch) error {
 	if pt.lane != nil {
 		if err := pt.lane.failure(); err != nil {
 			return err
 		}
 	}
+	switch {
+	case b.stage == stageInFlight:
+	case len(pt.refused) > 0:
+		return pt.refused[0].lastErr
+	case len(pt.inflight) > 0:
+		return cmp.Or(pt.inflight[0].lastErr, errBehind)
+	}
 	return pt.p.identityError()
 }
+
+var errBehind = errors.New("records of the partition that were sent before are not answered")
 
 // failUnsent fails what was never sent.
 func (pt *partition) failUnsent(err error) {

@@ -53,8 +53,10 @@ func ReadUncommitted() ReaderOption {
 	return func(o *readerOptions) { o.isolation = runnelv1.Isolation_ISOLATION_READ_UNCOMMITTED }
 }
 
-// OnOutOfRange sets what happens when an offset is not in the log; [ResetFail]
-// by default.
+// OnOutOfRange sets what happens when an offset is not in the log, or the log was
+// cut below what had been read; [ResetFail] by default. Where the log was cut is
+// then the end for [ResetLatest] and [ResetNearest]: what was stored there since
+// is read.
 func OnOutOfRange(p ResetPolicy) ReaderOption { return func(o *readerOptions) { o.reset = p } }
 
 // RetryTimeout makes reading fail when it has been hindered for that long

@@ -73,6 +73,58 @@ func TestReader_outOfRange(t *testing.T) {
 	}
 }
 
+// The log was cut below what had been read, as the epoch of the last record says:
+// the policy decides, and a reader that fails says so.
+func TestReader_truncated(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		opts []client.ReaderOption
+		read int64 // records read before the log is cut to 60 and filled to 110 again
+		want int64 // where reading goes on; -1: with an error
+	}{
+		{"fail", nil, 100, -1},
+		{"earliest", []client.ReaderOption{client.OnOutOfRange(client.ResetEarliest)}, 100, 0},
+		{"latest", []client.ReaderOption{client.OnOutOfRange(client.ResetLatest)}, 100, 60},
+		{"nearest", []client.ReaderOption{client.OnOutOfRange(client.ResetNearest)}, 100, 60},
+		{"nearest, cut where it is", []client.ReaderOption{client.OnOutOfRange(client.ResetNearest)}, 60, 60},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(t, map[string]int{"t": 1})
+				f.fill(t, "t", 0, int(c.read), 10, record.CompressionNone)
+				r := newReader(t, f.client(t), c.opts...)
+				assign(t, r, client.Assignment{Topic: "t"})
+				read(t, r, int(c.read))
+				synctest.Wait()
+				f.locked(func() {
+					p := f.topics["t"].parts[0]
+					p.frames, p.heads, p.next = p.frames[:6], p.heads[:6], 60
+					f.cut = 60
+					f.onFetch = func(stream, _ int) error {
+						if stream == 1 {
+							return errBroken
+						}
+						return nil
+					}
+				})
+				f.fill(t, "t", 0, 50, 10, record.CompressionNone)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				for rec, err := range r.Records(ctx) {
+					switch {
+					case c.want < 0 && !errors.Is(err, client.ErrLogTruncated), c.want >= 0 && (err != nil || rec.Offset != c.want):
+						t.Errorf("offset %d, %v; want %d", rec.Offset, err, c.want)
+					}
+					break
+				}
+				if !f.told {
+					t.Error("nobody was told that the log was cut")
+				}
+			})
+		})
+	}
+}
+
 // A broker that falls silent is noticed within half a minute, and left.
 func TestReader_silentBroker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -139,7 +139,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	}
 	c.mu.Unlock()
 	if seeds != nil {
-		c.seeds.UpdateState(addresses(seeds))
+		c.seeds.UpdateState(c.opts.addresses(seeds))
 	}
 	if was != nil {
 		c.opts.hooks.direct(string(p))
@@ -186,8 +186,8 @@ func (c *Client) reseed(good []string) {
 	c.mu.Lock()
 	all := slices.Concat(good, c.brokers, c.learned)
 	c.mu.Unlock()
-	c.seeds.UpdateState(addresses(good)) // leaves any other one
-	c.seeds.UpdateState(addresses(slices.Compact(all)))
+	c.seeds.UpdateState(c.opts.addresses(good)) // leaves any other one
+	c.seeds.UpdateState(c.opts.addresses(slices.Compact(all)))
 }
 
 // stream opens a bidirectional stream to p on which hot messages are not

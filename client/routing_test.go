@@ -93,6 +93,7 @@ func TestClient_goesToTheLeaders(t *testing.T) {
 		y := newTally()
 		spread(t, p, y, 0, 10)
 		flush(t, p)
+		synctest.Wait() // the leaders are known
 		first := f.routed()
 		spread(t, p, y, 10, 1000)
 		flush(t, p)
@@ -285,6 +286,7 @@ func TestClient_outlivesItsSeed(t *testing.T) {
 		y := newTally()
 		spread(t, p, y, 0, 1000)
 		flush(t, p)
+		synctest.Wait() // the leaders are known
 		f.locked(func() {
 			f.nodes[0].down = true
 			for _, topic := range f.topics {
@@ -300,6 +302,45 @@ func TestClient_outlivesItsSeed(t *testing.T) {
 		if _, err := p.ProduceSync(t.Context(), client.Record{Topic: "u", Value: []byte("x")}); err != nil {
 			t.Error(err) // a topic that it has to ask about
 		}
+	})
+}
+
+// A seed that leads all that is written and read is lost before the client has
+// spoken to anybody else: the others are known by what it told.
+func TestClient_outlivesItsOnlyAcquaintance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 1})
+		c := f.client(t)
+		p, r := producer(t, c), newReader(t, c)
+		y := newTally()
+		send(t, p, y, 0, 100)
+		flush(t, p)
+		assign(t, r, client.Assignment{Topic: "t"})
+		read(t, r, 100)
+		synctest.Wait()
+		f.locked(func() {
+			f.nodes[0].down = true
+			f.topics["t"].parts[0].lead(1)
+		})
+		f.nodes[0].srv.Stop()
+		begun := time.Now()
+		send(t, p, y, 100, 200)
+		flush(t, p)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		n := 0
+		for _, err := range r.Records(ctx) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n++; n == 100 {
+				break
+			}
+		}
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Errorf("took %v", took)
+		}
+		y.check(t, 200, 0, 0)
 	})
 }
 

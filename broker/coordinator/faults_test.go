@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/runnelmq/runnel/broker/group"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
 	"github.com/runnelmq/runnel/broker/partition"
+	"github.com/runnelmq/runnel/internal/record"
 )
 
 // minISR sets how many replicas must be in sync; one is.
@@ -100,6 +102,76 @@ func TestCoordinator_offsetsBeforeTheirTopic(t *testing.T) {
 		pause(3 * time.Minute)
 		if r.committed("g", late) != 7 || r.committed("g", never) != -1 {
 			t.Errorf("minutes later: committed %d and %d", r.committed("g", late), r.committed("g", never))
+		}
+	})
+}
+
+// A compacting partition loses its first record, and the tombstone of that, once
+// it has been read.
+type compacting struct {
+	*partition.Partition
+
+	reads int
+}
+
+func (c *compacting) State() partition.State {
+	st := c.Partition.State()
+	st.LogStart += c.PurgedTo()
+	return st
+}
+
+func (c *compacting) Read(dst []byte, from, end record.Offset) (int, error) {
+	c.reads++
+	return c.Partition.Read(dst, from, end)
+}
+
+func (c *compacting) PurgedTo() record.Offset {
+	return min(record.Offset(c.reads), 1) * 2
+}
+
+// What was deleted does not come back because compaction removed the tombstone
+// between the reading of what it deletes and of itself.
+func TestCoordinator_loadsWhileTombstonesGo(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		t := r.t
+		p := group.Part{Topic: r.topic("orders", 1).ID}
+		for _, id := range []string{"deleted", "kept"} {
+			if err := r.commit(id, "", 0, 1, p); err != nil { // two records
+				t.Fatal(err)
+			}
+		}
+		part, err := r.local(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newShard(r.Coordinator, 0, record.Epoch(r.epoch))
+		log := &compacting{Partition: part}
+		if err := s.readAll(context.Background(), log, part.State().HighWatermark); err != nil {
+			t.Fatal(err)
+		}
+		if s.groups["deleted"] != nil || s.groups["kept"] == nil || log.reads != 2 {
+			t.Errorf("after %d reads: %v", log.reads, s.groups)
+		}
+	})
+}
+
+// A coordinator of an earlier leader epoch stores nothing any more.
+func TestCoordinator_storesInItsEpochOnly(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		t := r.t
+		part, err := r.local(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.lead(1)
+		r.ready()
+		for _, epoch := range []int64{r.epoch - 1, r.epoch} {
+			s := newShard(r.Coordinator, 0, record.Epoch(epoch))
+			s.part, s.now = part, time.Now()
+			err := s.store([]group.Change{{Group: "g", MemberGone: "m"}})
+			if (err != nil) != (epoch < r.epoch) {
+				t.Errorf("in epoch %d of %d: %v", epoch, r.epoch, err)
+			}
 		}
 	})
 }

@@ -76,21 +76,40 @@ func (s *shard) failStore(began record.Offset, err error) error {
 // loadChunk is how many bytes of the log are read at a time.
 const loadChunk = 1 << 20
 
-// load reads the groups of the partition.
-func (s *shard) load(ctx context.Context) error {
-	st := s.part.State()
-	end := st.HighWatermark
+// A groupLog is a partition as far as groups are read from it.
+type groupLog interface {
+	State() partition.State
+	Read(dst []byte, from, end record.Offset) (int, error)
+	PurgedTo() record.Offset
+}
+
+// readAll reads the groups of all records below end. When compaction took
+// tombstones away meanwhile, all is read again: records that they delete may have
+// been read before those went, and would live on.
+func (s *shard) readAll(ctx context.Context, log groupLog, end record.Offset) error {
+	for again := true; again && ctx.Err() == nil; {
+		s.groups = map[string]*group.Group{}
+		purged := log.PurgedTo()
+		if err := s.read(ctx, log, end); err != nil {
+			return err
+		}
+		again = log.PurgedTo() != purged
+	}
+	return nil
+}
+
+func (s *shard) read(ctx context.Context, log groupLog, end record.Offset) error {
 	buf := make([]byte, loadChunk)
 	it := record.NewIterator(record.NewCodec())
-	for at := st.LogStart; at < end && ctx.Err() == nil; {
-		n, err := s.part.Read(buf, at, end)
+	for at := log.State().LogStart; at < end && ctx.Err() == nil; {
+		n, err := log.Read(buf, at, end)
 		if short, ok := errors.AsType[*commitlog.ShortBufferError](err); ok {
 			buf = make([]byte, short.Need)
 			continue
 		}
 		switch {
 		case errors.Is(err, partition.ErrOffsetOutOfRange):
-			at = s.part.State().LogStart // retention went on meanwhile
+			at = log.State().LogStart // retention went on meanwhile
 			continue
 		case errors.Is(err, partition.ErrLogCorrupt):
 			return unreadable("%s", err)
@@ -104,6 +123,15 @@ func (s *shard) load(ctx context.Context) error {
 			return err
 		}
 		at = max(at, next)
+	}
+	return nil
+}
+
+// load reads the groups of the partition.
+func (s *shard) load(ctx context.Context) error {
+	end := s.part.State().HighWatermark
+	if err := s.readAll(ctx, s.part, end); err != nil {
+		return err
 	}
 	s.appended = end
 	s.now = time.Now()

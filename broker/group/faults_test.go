@@ -74,3 +74,52 @@ func TestGroup_emptySinceItWasFoundSo(t *testing.T) {
 		t.Errorf("it expires at %s", at)
 	}
 }
+
+// slowOwner returns a group in which "a" is told to give half of what it owns to
+// "b", and does not.
+func slowOwner(t *testing.T) *stage {
+	t.Helper()
+	s := newStage(t, topicOf(0, 2))
+	s.slow["a"] = true
+	for _, id := range []string{"a", "b"} {
+		if err := s.join(id, 0, basic("t000")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.wantOwned(map[string]int{"a": 1, "b": 0})
+	return s
+}
+
+// A report of what was never told gives nothing up.
+func TestGroup_reportOfTheFuture(t *testing.T) {
+	s := slowOwner(t)
+	none := func(Part) bool { return false }
+	s.do(func(fx *Effects) { s.g.Own(s.now, s.at["a"], "a", s.last["a"].Revision+1, none, fx) })
+	s.wantOwned(map[string]int{"b": 0})
+}
+
+// Who is to give something up stays at its epoch until it has.
+func TestGroup_epochWaitsForWhatIsGivenUp(t *testing.T) {
+	s := slowOwner(t)
+	if at := s.last["a"].Epoch; at >= s.g.Epoch() {
+		t.Errorf("a is at epoch %d of %d, and has given nothing up", at, s.g.Epoch())
+	}
+	s.do(func(fx *Effects) { s.report("a", fx) })
+	s.wantOwned(map[string]int{"a": 1, "b": 1})
+}
+
+// A coordinator that could not listen blames nobody for what was not given up.
+func TestGroup_revivesRevocations(t *testing.T) {
+	s := slowOwner(t)
+	s.now = s.now.Add(59 * time.Second)
+	s.g.Revive(s.now)
+	for range 10 {
+		for _, id := range []string{"a", "b"} {
+			s.g.Heard(s.now, s.at[id], id)
+		}
+		s.pass(5 * time.Second)
+	}
+	if n := s.g.Size(); n != 2 {
+		t.Errorf("%d members 50 s after they were revived", n)
+	}
+}

@@ -147,6 +147,11 @@ func (p *Partition) changeFailed(what string, err error) error {
 	return fmt.Errorf("%s %s: %w", what, p, err)
 }
 
+// PurgedTo returns the offset at and above which no tombstone was ever removed
+// by compaction. Whoever reads a compacted partition from its start, and finds it
+// higher than before, may have missed that a key was deleted.
+func (p *Partition) PurgedTo() record.Offset { return p.log.PurgedTo() }
+
 // Place says how old the first committed record at or after an offset is, and
 // how much of the log lies behind it. Errors are those of Read.
 func (p *Partition) Place(from record.Offset) (commitlog.Place, error) {

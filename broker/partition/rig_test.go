@@ -128,7 +128,19 @@ const me = 1
 // bubble, and ended.
 func newRig(t *testing.T, mem *vfs.Mem) *rig {
 	t.Helper()
-	r := &rig{t: t, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &session{confirmed: true}, reg: prometheus.NewRegistry()}
+	r := startRig(t, mem)
+	r.session.mu.Lock()
+	r.session.confirmed = true
+	r.session.mu.Unlock()
+	r.publish(broker(controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE, "i"))
+	return r
+}
+
+// startRig is newRig without an image, so that the first one finds the set in
+// recovery, and without a confirmed session.
+func startRig(t *testing.T, mem *vfs.Mem) *rig {
+	t.Helper()
+	r := &rig{t: t, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &session{}, reg: prometheus.NewRegistry()}
 	r.image = r.store.Load()
 	root, err := commitlog.OpenRoot(r.fault, "data", commitlog.RootOptions{
 		BrokerID: me, BootID: func() (string, error) { return "boot", nil }, ReserveBytes: -1, BallastBytes: -1,
@@ -142,7 +154,6 @@ func newRig(t *testing.T, mem *vfs.Mem) *rig {
 	r.cancel = cancel
 	r.wg.Go(func() { r.runErr = r.Run(ctx) })
 	r.wg.Go(func() { _ = root.Run(ctx) })
-	r.publish(broker(controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE, "i"))
 	return r
 }
 

@@ -452,12 +452,17 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	return p, nil
 }
 
-// postpone has a replica opened later.
+// postpone has a replica opened later, and says so once: thousands may wait for
+// the same thing.
 func (s *Set) postpone(k key, t *metadata.Topic, err error, why string) {
 	s.mu.Lock()
+	level := zerolog.WarnLevel
+	if s.pending[k] {
+		level = zerolog.DebugLevel
+	}
 	s.pending[k] = true
 	s.mu.Unlock()
-	s.deps.Log.Warn().Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
+	s.deps.Log.WithLevel(level).Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
 }
 
 // openLog opens the files of a replica. One whose files are lost begins anew when

@@ -1,7 +1,6 @@
 package partition
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"syscall"
@@ -10,13 +9,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
-	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -103,17 +99,7 @@ func TestRecoveryReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &session{}, reg: prometheus.NewRegistry()}
-		r.image = r.store.Load()
-		root, err := commitlog.OpenRoot(r.fault, "data", commitlog.RootOptions{BrokerID: me, BootID: func() (string, error) { return "boot", nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.root = root
-		r.Set = NewSet(Config{Incarnation: "i"}, Deps{Root: root, Store: r.store, Session: r.session, Metrics: r.reg, Log: zerolog.Nop()})
-		ctx, cancel := context.WithCancel(t.Context())
-		r.cancel = cancel
-		r.wg.Go(func() { r.runErr = r.Run(ctx) })
+		r := startRig(t, mem)
 		defer r.end(false)
 		objects := append(metadatatest.TopicObjects(whole, "whole", 1, me, 2), metadatatest.TopicObjects(gone, "gone", 1, me, 2)...)
 		r.publish(append(objects, broker(controllerv1.BrokerPhase_BROKER_PHASE_FENCED, "i"))...)
@@ -167,6 +153,33 @@ func TestOpeningIsTriedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.append(p, 1)
+	})
+}
+
+// A process that is killed while it makes the directories of a new topic has lost
+// none of those it did not come to: the next one makes them, and says so.
+func TestKilledInCreation(t *testing.T) {
+	mem := vfs.NewMem()
+	synctest.Test(t, func(t *testing.T) { newRig(t, mem).end(true) })
+	synctest.Test(t, func(t *testing.T) {
+		r := startRig(t, mem)
+		defer r.end(false)
+		id := uuid.New()
+		r.publish(append(metadatatest.TopicObjects(id, "new", 1, me, 2), broker(controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE, "i"))...)
+		if rs := r.session.reports; len(rs) != 1 || rs[0].Shape != metadata.Intact || rs[0].LogEnd != 0 {
+			t.Fatalf("reports %+v", rs)
+		}
+		p, err := r.Get(id, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.append(p, 1)
+		// One that comes later with a past is not new.
+		past := uuid.New()
+		r.publish(metadatatest.TopicObjects(past, "past", 1, me, 2)...)
+		if _, err := r.Get(past, 0); !errors.Is(err, ErrLogCorrupt) {
+			t.Errorf("Get = %v", err)
+		}
 	})
 }
 

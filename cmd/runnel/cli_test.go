@@ -65,7 +65,6 @@ func TestMistakes(t *testing.T) {
 		"separator":            {[]string{"produce", "a", "--key-separator", `\q`}, exitUsage, "no escape"},
 		"partition":            {[]string{"produce", "a", "--partition", "-3"}, exitUsage, "the first is 0"},
 		"file":                 {[]string{"produce", "a", "--file", "/no/such/file"}, exitFailed, "no such file"},
-		"group":                {[]string{"consume", "a", "--group", "g"}, exitUsage, "not available in this version"},
 		"from":                 {[]string{"consume", "a", "--from", "soon"}, exitUsage, "want earliest, latest"},
 		"from a time":          {[]string{"consume", "a", "--from", "@noon"}, exitUsage, "@2026-01-31T12:00:00Z"},
 		"print":                {[]string{"consume", "a", "--print", "%q"}, exitUsage, "%q"},

@@ -24,6 +24,7 @@ type consumeFlags struct {
 	exitAtEnd bool
 	print     string
 	null      string
+	session   time.Duration
 }
 
 func (a *app) consumeCommand() *cobra.Command {
@@ -38,11 +39,17 @@ start. Records of a partition come in order.
 --from says where to begin: earliest, latest, an offset, a time such as
 @2026-01-31T12:00:00Z, or -10 for the last ten records of each partition.
 
+With --group the topic is read as a member of a consumer group: the group's
+members divide the partitions, and each goes on where the group stood. What was
+printed is committed. --from, which is earliest or latest then, is for partitions
+for which the group has committed nothing; see "runnel group seek" to move it.
+
 --print says what to print of each:
 ` + templateHelp + `.`,
 		Example: `  runnel consume orders --exit-at-end
   runnel consume orders --from -10 --print '%T %p/%o %k: %v'
-  runnel consume orders --from latest --count 1 --format json`,
+  runnel consume orders --from latest --count 1 --format json
+  runnel consume orders --group billing`,
 		Args: args("TOPIC"), ValidArgsFunction: a.topics,
 		RunE: func(c *cobra.Command, names []string) error {
 			if c.Flags().Changed("partition") && f.partition < 0 {
@@ -51,14 +58,14 @@ start. Records of a partition come in order.
 			if c.Flags().Changed("count") && f.count < 1 {
 				return usagef("--count %d: want 1 or more", f.count)
 			}
-			if f.group != "" {
-				return usagef("--group: consumer groups are not available in this version; leave it out to read all partitions directly")
+			if c.Flags().Changed("group") {
+				return a.consumeGroup(c, names[0], f)
 			}
 			return a.consume(c.Context(), names[0], f)
 		},
 	}
 	fs := c.Flags()
-	fs.StringVar(&f.group, "group", "", "read as a member of this consumer group (not available in this version)")
+	fs.StringVar(&f.group, "group", "", "read as a member of this consumer `group`, from where it stood")
 	fs.StringVar(&f.from, "from", "earliest", "where to begin: `earliest|latest|OFFSET|@TIME|-N`")
 	fs.Int32Var(&f.partition, "partition", client.AnyPartition, "read only partition `N` (default: all)")
 	hideDefault(c, "partition")
@@ -66,6 +73,7 @@ start. Records of a partition come in order.
 	fs.BoolVar(&f.exitAtEnd, "exit-at-end", false, "stop at the end, as it is at the start")
 	fs.StringVar(&f.print, "print", "%v", "what to print of each record: a `format`, see above")
 	fs.StringVar(&f.null, "null", "", "`text` to print for a key or value that is absent (default: nothing)")
+	fs.DurationVar(&f.session, "session-timeout", 10*time.Second, "with --group: how long a member that has died keeps its partitions")
 	complete(c, "from", "earliest", "latest")
 	return c
 }
@@ -127,17 +135,7 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 		}
 		return err
 	}
-	out := &printer{w: bufio.NewWriterSize(a.out, 256<<10), template: t, json: a.format == "json", left: f.count}
-	screen := a.err
-	if interactive(a.out) {
-		screen = io.Discard // the records themselves show how far it has come
-	}
-	bar := startProgress(screen, 0, func() (int64, int64) { return out.bytes.Load(), out.records.Load() })
-	err = out.all(ctx, r)
-	bar.close()
-	if ferr := out.w.Flush(); err == nil {
-		err = ferr
-	}
+	err = a.newPrinter(t, f.count).run(ctx, a.screen(), r)
 	if err != nil && ctx.Err() != nil {
 		if f.exitAtEnd || f.count > 0 {
 			return errInterrupted
@@ -147,6 +145,34 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 	return err
 }
 
+func (a *app) newPrinter(t template, count int64) *printer {
+	return &printer{w: bufio.NewWriterSize(a.out, 256<<10), template: t, json: a.format == "json", left: count}
+}
+
+// screen is where progress is shown.
+func (a *app) screen() io.Writer {
+	if interactive(a.out) {
+		return io.Discard // the records themselves show how far it has come
+	}
+	return a.err
+}
+
+// run prints what r has, with a bar on screen.
+func (p *printer) run(ctx context.Context, screen io.Writer, r poller) error {
+	bar := startProgress(screen, 0, func() (int64, int64) { return p.bytes.Load(), p.records.Load() })
+	err := p.all(ctx, r)
+	bar.close()
+	if ferr := p.w.Flush(); err == nil {
+		err = ferr
+	}
+	return err
+}
+
+// A poller is a Reader or a Group.
+type poller interface {
+	Poll(ctx context.Context) (*client.Batch, error)
+}
+
 // A printer prints records.
 type printer struct {
 	w        *bufio.Writer
@@ -154,13 +180,14 @@ type printer struct {
 	json     bool
 	left     int64 // records to print; 0 at first: no bound
 	line     []byte
+	last     func(client.Record) error // is called with the last one of a count; may be nil
 	// What was printed, for whoever watches.
 	bytes, records atomic.Int64
 }
 
 var errCount = errors.New("printed enough")
 
-func (p *printer) all(ctx context.Context, r *client.Reader) error {
+func (p *printer) all(ctx context.Context, r poller) error {
 	for {
 		b, err := r.Poll(ctx)
 		switch {
@@ -202,9 +229,22 @@ func (p *printer) batch(b *client.Batch) error {
 		p.records.Add(1)
 		if p.left > 0 {
 			if p.left--; p.left == 0 {
-				return errCount
+				return p.enough(r)
 			}
 		}
 	}
 	return b.Err()
+}
+
+// enough ends the printing with r.
+func (p *printer) enough(r client.Record) error {
+	if p.last != nil {
+		if err := p.w.Flush(); err != nil {
+			return fmt.Errorf("print: %w", err)
+		}
+		if err := p.last(r); err != nil {
+			return err
+		}
+	}
+	return errCount
 }

@@ -118,6 +118,10 @@ func (a *app) explain(err error) string {
 		hint = "Add --help to see what there is."
 	case errors.Is(err, client.ErrUnreachable) && !errors.Is(err, client.ErrOutcomeUnknown):
 		hint = fmt.Sprintf("Tried %s. Start a node here with: %s\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "), a.typed("dev"))
+	case errors.Is(err, client.ErrGroupNotFound):
+		hint = "See the groups there are with: " + a.typed("group list")
+	case errors.Is(err, client.ErrGroupNotEmpty):
+		hint = "It has members: stop them first; see them with: " + a.typed("group describe GROUP")
 	case errors.Is(err, client.ErrTopicNotFound):
 		hint = "See the topics there are with: " + a.typed("topic list") + "\nor create it with: " + a.typed("topic create NAME")
 	case errors.Is(err, context.DeadlineExceeded):
@@ -171,7 +175,7 @@ a topic, write a line and read it back.`,
 	)
 	a.addServers(root)
 	add(root, "data", a.produceCommand(), a.consumeCommand(), a.benchCommand())
-	add(root, "manage", a.topicCommand(), a.partitionCommand(), a.clusterCommand(), a.logCommand())
+	add(root, "manage", a.topicCommand(), a.groupCommand(), a.partitionCommand(), a.clusterCommand(), a.logCommand())
 	noFileCompletion(root)
 	return root
 }

@@ -168,17 +168,6 @@ func (r *Roster) Count() int {
 	return n
 }
 
-// EndAll ends every session: this controller is not the active one any more.
-func (r *Roster) EndAll(cause error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range r.entries {
-		if e.session != nil {
-			e.session.endLocked(cause)
-		}
-	}
-}
-
 // Applied waits until all brokers that which names have applied a revision, and reports whether they have before ctx was done.
 func (r *Roster) Applied(ctx context.Context, rev state.Revision, which func() []state.BrokerID) bool {
 	for {

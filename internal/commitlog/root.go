@@ -117,6 +117,11 @@ type Root struct {
 	// settled: see settleInTurn.
 	notes   turn
 	settled bool
+	list    *partitionList // nil when there is none that counts
+	// hadFailed: the last process left word that the disk failed.
+	hadFailed bool
+	// listDoubted: there is one that does not, and has to go. It is notes'.
+	listDoubted bool
 
 	// mu guards the fields below.
 	mu         sync.Mutex

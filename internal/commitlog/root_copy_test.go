@@ -1,6 +1,7 @@
 package commitlog_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -43,6 +44,7 @@ func TestOpenRoot_knowsACopy(t *testing.T) {
 	r := open("data")
 	part(r, commitlog.FlushAsync)
 	part(r, commitlog.FlushSync)
+	rootMust(t, r.Opened()) // of the copies, it says nothing
 	rootMust(t, r.SetBrokerEpoch(7))
 	dup("data", "while used")
 	closeRoot(t, r, 7)
@@ -53,11 +55,19 @@ func TestOpenRoot_knowsACopy(t *testing.T) {
 		t.Errorf("copied while it was used: %+v, %+v", s, r.ID())
 	}
 	for _, flush := range []commitlog.FlushMode{commitlog.FlushAsync, commitlog.FlushSync} {
+		if err := missing(r, topicB, int32(flush)); !errors.Is(err, commitlog.ErrLost) {
+			t.Errorf("a copy knows what there never was: %v", err)
+		}
 		if rec := part(r, flush); rec.Suspicion == commitlog.NotSuspect {
 			t.Errorf("flush mode %v: nothing is suspect in a copy", flush)
 		}
 	}
 	closeRoot(t, r, 8)
+	r = open("while used")
+	if err := missing(r, topicB, 5); !errors.Is(err, commitlog.ErrLost) {
+		t.Errorf("once a copy, it knows what there never was: %v", err)
+	}
+	closeRoot(t, r, 9)
 	r = open("when closed")
 	if s := r.Start(); !s.Clean || s.BrokerEpoch != 7 || r.ID().BrokerEpoch != 7 {
 		t.Errorf("copied when it was closed: %+v, %+v", s, r.ID())

@@ -42,7 +42,8 @@ func (r *Root) partitionDir(id PartitionID) string {
 
 // OpenPartition opens a partition's log. Where there is no directory it makes
 // one if create says so, which is right only for a replica that has nothing to
-// lose; else, and when the directory cannot be read or is another topic's, the
+// lose, or if it knows that there never was one: a process that was killed may
+// have left it to be made. Else, and when the directory cannot be read or is another topic's, the
 // error is a [LostError]. A full disk, a lack of file descriptors and files that
 // this user may not read (fs.ErrPermission) are no loss: the call may be made
 // again.
@@ -103,6 +104,13 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 
 	info, err := r.fs.Stat(dir)
 	made := errors.Is(err, fs.ErrNotExist)
+	create = create || r.list.neverHeld(id)
+	if !made || !create {
+		// Whatever comes of it, that it is missing means something from now on.
+		if err := r.list.name(id.String()); err != nil {
+			return nil, Recovery{}, err
+		}
+	}
 	switch {
 	case made && !create:
 		return nil, Recovery{}, lost(fs.ErrNotExist)
@@ -127,6 +135,9 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 			err = lost(err)
 		}
 		return nil, rec, err
+	}
+	if err := r.list.name(id.String()); err != nil {
+		return nil, rec, errors.Join(err, log.Close())
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

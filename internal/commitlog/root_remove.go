@@ -52,6 +52,9 @@ func (r *Root) removeTopic(topic uuid.UUID) error {
 		return err
 	}
 	r.forgetTopic(topic)
+	if err := r.list.forget(r.ID().DirectoryID, topic); err != nil {
+		r.opts.OnWarning(err)
+	}
 	if err := r.sweep(removed); err != nil {
 		r.opts.OnWarning(fmt.Errorf("free the room of removed topic %s: %w", topic, err))
 	}

@@ -145,7 +145,7 @@ func (r *Root) Opened() error {
 	if err := r.usable(); err != nil {
 		return err
 	}
-	return errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn())
+	return errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn(), r.list.opened())
 }
 
 func mustTake(t turn) bool {

@@ -48,7 +48,7 @@ func (r *Root) scan() error {
 	if err != nil {
 		return err
 	}
-	own := []string{lockName, identityName, markerName, failedName, unverifiedName, ballastName, "lost+found"}
+	own := []string{lockName, identityName, markerName, failedName, unverifiedName, listName, ballastName, "lost+found"}
 	r.found = map[PartitionID]PartitionDir{}
 	for _, e := range entries {
 		name := strings.TrimSuffix(e.Name, vfs.TempSuffix)

@@ -146,7 +146,10 @@ func (r *Root) make() error {
 	case err != nil:
 		return fmt.Errorf("data directory: %w", err)
 	}
-	return r.writeNote(identityName, r.id.encode())
+	if err := r.writeNote(identityName, r.id.encode()); err != nil {
+		return err
+	}
+	return r.makeList()
 }
 
 // adopt takes an existing data root over from the process before. The order
@@ -173,6 +176,9 @@ func (r *Root) adopt() error {
 	if err := r.inherit(); err != nil {
 		return err
 	}
+	if err := r.loadList(); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
 	if err := r.settleInTurn(); vfs.IsNoSpace(err) {
 		// The evidence stays as it is, and serves the next start as well.
 		r.start.Problems = append(r.start.Problems, err)
@@ -192,6 +198,11 @@ func (r *Root) settleInTurn() error {
 	}
 	if err := r.saveUnverifiedInTurn(); err != nil {
 		return err
+	}
+	if r.listDoubted {
+		if err := r.removeNote(listName); err != nil {
+			return err
+		}
 	}
 	err := r.setIdentityInTurn(func(to *Identity) error {
 		to.BootID, to.LockID = r.boot, r.lockID
@@ -231,6 +242,7 @@ func (r *Root) judge() error {
 	switch {
 	case failed != "":
 		s.Clean, s.BrokerEpoch = false, 0
+		r.hadFailed = true
 		s.Why = "the disk failed: " + failed
 	case s.Copied:
 		s.Why = "not shut down in order before the directory was copied"

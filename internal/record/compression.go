@@ -1,9 +1,6 @@
 package record
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
 // Compression says how a payload is compressed. The numbers are those of runnel.v1.Compression.
 type Compression uint8
@@ -20,7 +17,7 @@ const (
 // compressions is the number of values, 0 included.
 const compressions = 6
 
-// String returns the name that ParseCompression reads.
+// String returns none, gzip, snappy, lz4 or zstd.
 func (c Compression) String() string {
 	switch c {
 	case CompressionNone:
@@ -40,16 +37,6 @@ func (c Compression) String() string {
 
 // Valid reports whether c is a value that may be stored.
 func (c Compression) Valid() bool { return c >= CompressionNone && c < compressions }
-
-// ParseCompression reads the name of a compression: none, gzip, snappy, lz4 or zstd, in any case.
-func ParseCompression(name string) (Compression, error) {
-	for c := CompressionNone; c < compressions; c++ {
-		if strings.EqualFold(name, c.String()) {
-			return c, nil
-		}
-	}
-	return 0, fmt.Errorf("%w: %q is not a compression: want none, gzip, snappy, lz4 or zstd", ErrUnsupportedCompression, name)
-}
 
 // TimestampType says whose clock the record times are from. The numbers are those of runnel.v1.TimestampType.
 type TimestampType uint8

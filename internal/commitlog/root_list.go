@@ -1,0 +1,317 @@
+package commitlog
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/uuid"
+
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// A partitionList is the file that names every partition whose log was ever
+// handed out on a root, or was missing when it was asked for: one that is not
+// named, and has no directory, never held anything here. It was made with the
+// root, only grows, and is durable before a log is handed out:
+//
+//	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 1f00c1a2
+//	aaaaaaaa-0000-4000-8000-000000000001/0 52a0b1c4
+//	opened 8813d0e7
+//
+// Each line ends in the CRC-32C of all texts up to it. "opened" says that by
+// then every replica that the cluster expected here was named: before, the
+// broker may have had them on a disk that is gone.
+//
+// A nil list is one that does not count: it names nothing and vouches for
+// nothing.
+type partitionList struct {
+	fs   vfs.FS
+	path string
+	fail *Failure
+	// turn is held by who writes the file, and guards these three.
+	turn  turn
+	size  int64
+	lines int
+	sum   uint32
+
+	// mu guards the fields below.
+	mu     sync.Mutex
+	named  map[string]bool
+	wanted map[string]bool // to be written by whoever has the turn next
+	past   bool            // vouch may speak: of what was before this start's Opened
+}
+
+const (
+	listName   = "runnel.partitions"
+	listOpened = "opened"
+)
+
+func listHeader(directory uuid.UUID) string {
+	return fmt.Sprintf("%s %d %q", listName, noteFormat, directory)
+}
+
+func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
+	return &partitionList{
+		fs: fsys, path: filepath.Join(dir, listName), fail: fail, turn: newTurn(),
+		named: map[string]bool{}, wanted: map[string]bool{},
+	}
+}
+
+// makeList makes the list of a root that was made just now.
+func (r *Root) makeList() error {
+	l := newPartitionList(r.fs, r.dir, r.failure)
+	data, sum := appendListLine(nil, 0, listHeader(r.id.DirectoryID))
+	if err := r.writeNote(listName, data); err != nil {
+		return err
+	}
+	l.size, l.lines, l.sum = int64(len(data)), 1, sum
+	r.list = l
+	return nil
+}
+
+func appendListLine(dst []byte, sum uint32, text string) ([]byte, uint32) {
+	sum = crc32.Update(sum, crc32.MakeTable(crc32.Castagnoli), []byte(text))
+	return fmt.Appendf(dst, "%s %08x\n", text, sum), sum
+}
+
+// loadList reads the list, and decides whether it counts: a root that had none
+// gets none. One that does not count is to be removed before anything else tells
+// this start from a better one; see settleInTurn.
+func (r *Root) loadList() error {
+	l := newPartitionList(r.fs, r.dir, r.failure)
+	data, err := vfs.ReadFile(r.fs, l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if vfs.IsTransient(err) {
+		return err
+	}
+	if r.start.Copied || r.hadFailed {
+		// It may lack what came after the copy, or was never written.
+		r.listDoubted = true
+		return nil
+	}
+	texts, sound := parseList(data)
+	why := ""
+	switch {
+	case err != nil:
+		why = err.Error()
+	case len(texts) == 0 || texts[0] != listHeader(r.id.DirectoryID):
+		why = "it does not begin as this data directory's"
+	case sound < len(data) && r.start.Trusted():
+		// Only a power cut leaves part of a line behind.
+		why = fmt.Sprintf("bad checksum at byte %d", sound)
+	}
+	if why == "" {
+		l.adopt(data[:sound], texts)
+		why = r.unnamed(l)
+	}
+	if why != "" {
+		r.start.Problems = append(r.start.Problems, &DamagedError{Path: l.path, Why: why})
+		r.listDoubted = true
+		return nil
+	}
+	l.past = r.start.Trusted() && l.named[listOpened]
+	r.list = l
+	return nil
+}
+
+// parseList returns the texts of the lines up to the first bad one, and how many
+// bytes they take.
+func parseList(data []byte) (texts []string, sound int) {
+	sum := uint32(0)
+	for rest := string(data); ; {
+		line, after, whole := strings.Cut(rest, "\n")
+		at := strings.LastIndexByte(line, ' ')
+		if !whole || at < 0 {
+			return texts, sound
+		}
+		var want []byte
+		if want, sum = appendListLine(nil, sum, line[:at]); string(want) != line+"\n" {
+			return texts, sound
+		}
+		texts = append(texts, line[:at])
+		sound += len(line) + 1
+		rest = after
+	}
+}
+
+func (l *partitionList) adopt(data []byte, texts []string) {
+	l.size, l.lines = int64(len(data)), len(texts)
+	for _, t := range texts {
+		_, l.sum = appendListLine(nil, l.sum, t)
+	}
+	for _, t := range texts[1:] {
+		l.named[t] = true
+	}
+}
+
+// unnamed finds a partition that holds something and is not in the list: then
+// the list lacks lines that it had.
+func (r *Root) unnamed(l *partitionList) (why string) {
+	for id, d := range r.found {
+		if l.named[id.String()] {
+			continue
+		}
+		entries, err := r.fs.ReadDir(d.Path)
+		if err != nil {
+			continue // it is lost, and said to be, when it is asked for
+		}
+		if slices.ContainsFunc(entries, func(e vfs.DirEntry) bool {
+			return strings.HasSuffix(e.Name, logSuffix) && e.Size > 0
+		}) {
+			return fmt.Sprintf("it does not name %s, which holds records", id)
+		}
+	}
+	return ""
+}
+
+// neverHeld reports whether the list vouches that a partition without a
+// directory never held anything on this root.
+func (l *partitionList) neverHeld(id PartitionID) bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.past && !l.named[id.String()]
+}
+
+// name enters a partition, or [listOpened], durably. Those that come together
+// share a sync.
+func (l *partitionList) name(text string) error {
+	if l == nil || l.isNamed(text) {
+		return nil
+	}
+	l.mu.Lock()
+	l.wanted[text] = true
+	l.mu.Unlock()
+	l.turn.take()
+	defer l.turn.give()
+
+	if l.isNamed(text) {
+		return nil // with somebody else's
+	}
+	l.mu.Lock()
+	l.wanted[text] = true
+	var texts []string
+	for t := range l.wanted {
+		if t != listOpened || text == listOpened {
+			texts = append(texts, t)
+		}
+	}
+	l.mu.Unlock()
+	sortListTexts(texts)
+	if err := l.writeInTurn(texts); err != nil {
+		return fmt.Errorf("write %s: %w", l.path, l.fail.Check(err))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	for _, t := range texts {
+		l.named[t] = true
+		delete(l.wanted, t)
+	}
+	return nil
+}
+
+func (l *partitionList) isNamed(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.named[text]
+}
+
+func (l *partitionList) writeInTurn(texts []string) (err error) {
+	f, err := l.fs.Open(l.path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+
+	var lines []byte
+	sum := l.sum
+	for _, t := range texts {
+		lines, sum = appendListLine(lines, sum, t)
+	}
+	// Of an append that failed, part may be left.
+	if err := f.Truncate(l.size); err != nil {
+		return err
+	}
+	if _, err := f.WriteAt(lines, l.size); err != nil {
+		return errors.Join(err, f.Truncate(l.size))
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	l.size, l.lines, l.sum = l.size+int64(len(lines)), l.lines+len(texts), sum
+	return nil
+}
+
+// opened says that every replica the cluster expects here is named by now.
+func (l *partitionList) opened() error {
+	if l == nil {
+		return nil
+	}
+	if err := l.name(listOpened); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	l.past = false
+	return nil
+}
+
+// sortListTexts puts what says that all are named after them.
+func sortListTexts(texts []string) {
+	slices.SortFunc(texts, func(a, b string) int {
+		switch {
+		case a == listOpened:
+			return 1
+		case b == listOpened:
+			return -1
+		}
+		return strings.Compare(a, b)
+	})
+}
+
+// listSlack is how many lines of deleted topics a list may have beyond those
+// that mean something, before it is written anew.
+const listSlack = 1000
+
+// forget takes out the partitions of a topic that is gone for good: no other
+// will ever have its id.
+func (l *partitionList) forget(directory, topic uuid.UUID) error {
+	if l == nil {
+		return nil
+	}
+	l.turn.take()
+	defer l.turn.give()
+
+	l.mu.Lock()
+	maps.DeleteFunc(l.named, func(text string, _ bool) bool { return strings.HasPrefix(text, topic.String()+"/") })
+	texts := slices.Collect(maps.Keys(l.named))
+	l.mu.Unlock()
+	if l.lines <= 2*len(texts)+listSlack {
+		return nil
+	}
+	sortListTexts(texts)
+	data, sum := appendListLine(nil, 0, listHeader(directory))
+	for _, t := range texts {
+		data, sum = appendListLine(data, sum, t)
+	}
+	if err := vfs.WriteFileAtomic(l.fs, l.path, data); err != nil {
+		return fmt.Errorf("write %s: %w", l.path, l.fail.Check(err))
+	}
+	l.size, l.lines, l.sum = int64(len(data)), 1+len(texts), sum
+	return nil
+}
