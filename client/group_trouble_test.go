@@ -352,3 +352,42 @@ func TestNewGroup_refuses(t *testing.T) {
 		t.Error("a group without a name was taken")
 	}
 }
+
+// A topic that is deleted under a member is no error: the brokers take it away, and
+// until then it is asked for once a second, not in a loop (CG-12).
+func TestGroup_topicGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newFakeGroup(t, map[string]int{"t": 1, "u": 1})
+		g.f.fill(t, "u", 0, 10, 10, record.CompressionNone)
+		a := member(t, g.f.client(t), client.Topics("u"))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := a.Poll(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var gone *fakeTopic
+		g.f.locked(func() {
+			gone = g.f.topics["u"]
+			delete(g.f.topics, "u")
+		})
+		asked := 0
+		g.f.locked(func() { g.f.onFetch = func(int, int) error { asked++; return nil } })
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if b, err := a.Poll(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("poll: %v, %v", b, err)
+		}
+		g.f.locked(func() {
+			if asked > 1000 {
+				t.Errorf("asked %d times in a minute", asked)
+			}
+			// It was only forgotten for a while, by a broker that was behind.
+			g.f.topics["u"] = gone
+		})
+		g.f.fill(t, "u", 0, 10, 10, record.CompressionNone)
+		rec := readRecords(t, a, 1)
+		if rec[0].Topic != "u" || rec[0].Offset != 10 {
+			t.Errorf("goes on with %s %d, want u 10", rec[0].Topic, rec[0].Offset)
+		}
+	})
+}

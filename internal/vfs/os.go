@@ -28,6 +28,9 @@ func (osFS) Create(name string) (File, error) {
 func (osFS) OpenOrCreate(name string) (File, error) { return open(name, os.O_RDWR|os.O_CREATE) }
 
 func open(name string, flag int) (File, error) {
+	if err := leaveReserve(name); err != nil {
+		return nil, err
+	}
 	f, err := os.OpenFile(name, flag, fileMode)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Files leave some descriptors free: for directories that must be synced, for
+// connections, and for what else the process does, etcd among it. A broker that
+// opens more logs than fit would else take each one that is given up for a sync.
+const (
+	reserveMax   = 64
+	reserveShare = 8 // of the limit, at most
+)
+
+// leaveReserve refuses to open a file, as the system would, when only the reserve
+// is left. Descriptors are given lowest first, so the number of one tells.
+func leaveReserve(name string) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return &os.PathError{Op: "getrlimit", Path: name, Err: err}
+	}
+	fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd) // nothing was written to it
+		if uint64(fd) >= limit.Cur-min(reserveMax, limit.Cur/reserveShare) {
+			err = unix.EMFILE
+		}
+	}
+	if IsTooManyFiles(err) {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	return nil // whatever else it is, opening the file will tell
+}
+
 // A directory must be opened to be synced, and by then what is to be made
 // durable was done: that no descriptor is free must not be what fails it. So
 // one is kept for that.
