@@ -3,6 +3,7 @@ package controller_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/controller"
+	"github.com/runnelmq/runnel/controller/store"
 	"github.com/runnelmq/runnel/internal/config"
 )
 
@@ -42,6 +44,7 @@ type trio struct {
 	cfgs  []controller.Config
 	ctls  []*controller.Controller
 	stops []func() error
+	ends  []chan struct{} // closed when one is over
 }
 
 func (tr *trio) start(n int, deps controller.Deps) {
@@ -58,7 +61,7 @@ func (tr *trio) start(n int, deps controller.Deps) {
 		defer close(done)
 		runErr = c.Run(ctx)
 	})
-	tr.ctls[n] = c
+	tr.ctls[n], tr.ends[n] = c, done
 	tr.stops[n] = func() error {
 		cancel()
 		<-done
@@ -89,7 +92,7 @@ func (tr *trio) active(among ...int) int {
 
 func newTrio(t *testing.T) *trio {
 	t.Helper()
-	tr := &trio{t: t, ctls: make([]*controller.Controller, 3), stops: make([]func() error, 3)}
+	tr := &trio{t: t, ctls: make([]*controller.Controller, 3), stops: make([]func() error, 3), ends: make([]chan struct{}, 3)}
 	tr.log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
 	ports := freePorts(t, 9)
 	var members []string
@@ -165,10 +168,14 @@ func TestThreeMembers(t *testing.T) {
 	if err := os.RemoveAll(tr.cfgs[act].DataDir); err != nil {
 		t.Fatal(err)
 	}
-	for _, deps := range []controller.Deps{{}, {Join: live}} {
+	for want, deps := range map[string]controller.Deps{
+		"--bootstrap":                         {},
+		"controller join":                     {Bootstrap: true}, // leaves files behind, which are in nobody's way
+		"controller remove " + tr.nameOf(act): {Join: live},
+	} {
 		tr.start(act, deps)
-		if err := tr.awaitEnd(act); err == nil {
-			t.Errorf("a member without its data came back: %+v", deps)
+		if err := tr.awaitEnd(act); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a member without its data, started with %+v: %v, want advice: %s", deps, err, want)
 		}
 	}
 	if err := controller.RemoveMember(t.Context(), tr.cfgs[act], live, "nobody", tr.log); err == nil || !strings.Contains(err.Error(), "m0") {
@@ -177,6 +184,7 @@ func TestThreeMembers(t *testing.T) {
 	if err := controller.RemoveMember(t.Context(), tr.cfgs[act], live, tr.cfgs[act].Etcd.Name, tr.log); err != nil {
 		t.Fatal(err)
 	}
+	tr.removedStaysOut(act)
 	start = time.Now()
 	tr.start(act, controller.Deps{Join: live})
 	if !tr.bound(act) {
@@ -200,6 +208,24 @@ func TestThreeMembers(t *testing.T) {
 	wg.Wait()
 }
 
+// removedStaysOut starts a member that was removed as if it were a first one: the others send it away, and its files have to go.
+func (tr *trio) removedStaysOut(n int) {
+	t := tr.t
+	t.Helper()
+	tr.start(n, controller.Deps{Bootstrap: true})
+	if tr.bound(n) {
+		t.Error("a member that was removed came back")
+	}
+	if err := tr.stops[n](); !errors.Is(err, store.ErrStopped) || !strings.Contains(err.Error(), "controller join") {
+		t.Errorf("a member that was removed: %v, want %v", err, store.ErrStopped)
+	}
+	if err := os.RemoveAll(tr.cfgs[n].DataDir); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (tr *trio) nameOf(n int) string { return tr.cfgs[n].Etcd.Name }
+
 // bound waits until a controller listens, and reports whether it does.
 func (tr *trio) bound(n int) bool {
 	timer := time.NewTimer(20 * time.Second)
@@ -207,6 +233,8 @@ func (tr *trio) bound(n int) bool {
 	select {
 	case <-tr.ctls[n].Bound():
 		return true
+	case <-tr.ends[n]:
+		return false
 	case <-timer.C:
 		return false
 	}

@@ -81,7 +81,7 @@ func (b *builder) broker(revision int64, r *controllerv1.BrokerRecord) {
 	b.image.brokers[id] = &Broker{
 		ID: id, Incarnation: r.GetIncarnation(), Epoch: r.GetBrokerEpoch(), Phase: phase,
 		ClientAddress: r.GetClientAddress(), InternalAddress: r.GetInternalAddress(),
-		Rack: r.GetRack(), Version: r.GetVersion(), Judged: r.GetJudged(), revision: revision,
+		Rack: r.GetRack(), Version: r.GetVersion(), Judged: r.GetJudged(), Held: r.GetHeld(), revision: revision,
 	}
 }
 

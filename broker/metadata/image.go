@@ -47,6 +47,8 @@ type Broker struct {
 	// Judged: the controller has weighed what this incarnation reported of its
 	// logs.
 	Judged bool
+	// Held: an operator took this incarnation out of service.
+	Held bool
 
 	revision int64
 }

@@ -134,6 +134,10 @@ func checkBrokers(f *findings, img *metadata.Image) {
 		subject := fmt.Sprintf("broker %d", b.ID)
 		switch b.Phase {
 		case metadata.BrokerFenced:
+			if b.Held {
+				f.add(warning, "broker_fenced", subject, "an operator took the broker at %s out of service: it comes back when its process is started anew", b.InternalAddress)
+				continue
+			}
 			f.add(warning, "broker_fenced", subject, "the broker at %s is not in service: it is starting, cut off, or down", b.InternalAddress)
 		case metadata.BrokerShuttingDown:
 			f.add(info, "broker_shutting_down", subject, "the broker is leaving in an orderly way")

@@ -1,8 +1,10 @@
 package rpc
 
 import (
+	"strings"
 	"testing"
 
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 )
@@ -20,5 +22,25 @@ func TestCheckTopic_internal_topics_that_wait_for_brokers(t *testing.T) {
 	}
 	if got := append(found(3, 3), append(found(1, 1), found(2, 0)...)...); len(got) > 0 {
 		t.Errorf("nothing to wait for: %v", got)
+	}
+}
+
+// A broker that an operator took out of service is told apart from one that is down.
+func TestCheckBrokers_held_by_an_operator(t *testing.T) {
+	for held, want := range map[bool]string{true: "started anew", false: "cut off, or down"} {
+		img, err := (&metadata.Image{}).Next(1, 2, []*controllerv1.MetadataObject{{
+			Revision: 2,
+			Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
+				BrokerId: 3, Incarnation: "i", BrokerEpoch: 1, Phase: controllerv1.BrokerPhase_BROKER_PHASE_FENCED, Held: held,
+			}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
+		checkBrokers(f, img)
+		if got := f.answer().GetFindings(); len(got) != 1 || got[0].GetKind() != "broker_fenced" || !strings.Contains(got[0].GetMessage(), want) {
+			t.Errorf("held %v: %v, want %q", held, got, want)
+		}
 	}
 }

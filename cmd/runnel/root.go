@@ -237,7 +237,7 @@ func args(names ...string) cobra.PositionalArgs {
 		case len(got) < len(names):
 			return usagef("%s is missing", names[len(got)])
 		case len(got) > len(names):
-			return usagef("%q is one argument too many: want %s", got[len(names)], strings.Join(names, " "))
+			return usagef("%q is one argument too many: want %s", got[len(names)], cmp.Or(strings.Join(names, " "), "none"))
 		}
 		for i, arg := range got {
 			// Those in capitals alone are names; a path may be any bytes.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/runnelmq/runnel/controller/store"
@@ -117,6 +118,43 @@ func TestOpenMember_damagedFiles(t *testing.T) {
 	}
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A first start that was killed between making the database and the log is begun anew.
+func TestOpenMember_startThatWasCutShort(t *testing.T) {
+	e := embedded(t.TempDir())
+	snap := filepath.Join(e.Dir, "member", "snap")
+	if err := os.MkdirAll(snap, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bbolt.Open(filepath.Join(snap, "db"), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		_, err := tx.CreateBucket([]byte("meta"))
+		return err
+	})
+	if err = errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	m, err := store.OpenMember(t.Context(), e, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The whole log of a member that was one is gone: that is damage, and nothing is removed.
+	if err := os.RemoveAll(filepath.Join(e.Dir, "member", "wal")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.OpenMember(t.Context(), e, zerolog.Nop()); !errors.Is(err, store.ErrUnusable) {
+		t.Errorf("open without a log: %v, want %v", err, store.ErrUnusable)
+	}
+	if _, err := os.Stat(filepath.Join(snap, "db")); err != nil {
+		t.Error(err)
 	}
 }
 

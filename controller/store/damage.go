@@ -109,3 +109,47 @@ func walk(b *bbolt.Bucket) error {
 		return walk(inner)
 	})
 }
+
+// discardUnused removes what a start leaves behind that never came to be a member: it was refused, or killed, between making the
+// database and the log. In the way it would pass for a member that lost its log. A database that anything was ever written to is
+// kept, and so is one that can't be read or is in use.
+func discardUnused(dir string) error {
+	member := filepath.Join(dir, "member")
+	if _, err := os.Stat(filepath.Join(member, "wal")); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	path := filepath.Join(member, "snap", "db")
+	if checkDatabase(path) != nil {
+		return nil // there is none, or opening it will say what is wrong
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockWait})
+	if err != nil {
+		return nil //nolint:nilerr // in use, or else opening it will say what is wrong
+	}
+	used := false
+	err = db.View(func(tx *bbolt.Tx) error {
+		used = hasKey(tx.Bucket([]byte("key"))) || hasIndex(tx.Bucket([]byte("meta")))
+		return nil
+	})
+	if err = errors.Join(err, db.Close()); err != nil || used {
+		return err
+	}
+	return os.RemoveAll(member)
+}
+
+// hasKey reports whether etcd's bucket of keys holds any.
+func hasKey(b *bbolt.Bucket) bool {
+	if b == nil {
+		return false
+	}
+	k, _ := b.Cursor().First()
+	return k != nil
+}
+
+// hasIndex reports whether etcd's bucket about itself says that a log entry was applied.
+func hasIndex(b *bbolt.Bucket) bool {
+	if b == nil {
+		return false
+	}
+	return slices.ContainsFunc(b.Get([]byte("consistent_index")), func(c byte) bool { return c != 0 })
+}

@@ -22,6 +22,10 @@ import (
 // ErrNoData is returned when there is no member's data and none is to be made.
 var ErrNoData = errors.New("there is no metadata here")
 
+// ErrStopped is returned when a member ends while it starts, as etcd has it when the others say that they removed it.
+var ErrStopped = errors.New("the member stopped while starting: if it was removed from the cluster (runnel controller members, where another controller runs, does not list its id), " +
+	"move its directory away and start it with runnel controller join; else look at what it logged before")
+
 // Embedded says how to run an etcd member in this process.
 type Embedded struct {
 	Dir    string // its data
@@ -71,6 +75,9 @@ func HasData(dir string) (bool, error) {
 
 // OpenMember starts a member and waits until it serves.
 func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, error) {
+	if err := discardUnused(e.Dir); err != nil {
+		return nil, fmt.Errorf("etcd data: %w", err)
+	}
 	has, err := HasData(e.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("etcd data: %w", err)
@@ -93,6 +100,10 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 		}
 	}
 	server, err := startEtcd(cfg)
+	if err != nil && strings.Contains(err.Error(), "has already been bootstrapped") { // etcd has no error of its own for it
+		err = fmt.Errorf("%w: the data of this one are gone, and what it voted for with them: remove it where another controller runs (runnel controller remove %s),\n"+
+			"then start it with runnel controller join, and no --bootstrap (%w)", ErrMemberLost, e.name(), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", e.Dir, err)
 	}
@@ -130,9 +141,14 @@ func (m *Member) await(ctx context.Context, limit time.Duration) error {
 	case <-m.server.Server.ReadyNotify():
 		return nil
 	case <-m.server.Server.StopNotify():
-		return errors.New("it stopped while starting")
+		return ErrStopped
 	case err := <-m.server.Err():
-		return err
+		select {
+		case <-m.server.Server.StoppingNotify():
+			return ErrStopped // what else failed is only because of that
+		default:
+			return err
+		}
 	case <-timer.C:
 		return fmt.Errorf("it was not ready after %v: are the other members up?", limit)
 	case <-ctx.Done():

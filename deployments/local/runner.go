@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -47,6 +48,9 @@ type runner struct {
 	servers []*server  // controllers, then brokers
 	broken  chan error // a server that does not stay up; holds one
 	watch   sync.WaitGroup
+	// up is true once all were ready: from then on the others can go on without
+	// one that does not come up.
+	up atomic.Bool
 }
 
 // start starts all and waits until they are ready.
@@ -60,9 +64,10 @@ func (r *runner) start(ctx context.Context) error {
 	defer cancel()
 	for _, s := range r.servers {
 		if err := r.ready(ctx, s); err != nil {
-			return fmt.Errorf("%s: %w; its log, %s, ends\n%s", s.name, err, s.log, lastLines(s.log, 10))
+			return err
 		}
 	}
+	r.up.Store(true)
 	return nil
 }
 
@@ -102,15 +107,12 @@ func (r *runner) over(s *server, cause error) {
 	if stopping {
 		return
 	}
-	how := "by itself"
-	if cause != nil {
-		how = cause.Error()
-	}
-	if exit, ok := errors.AsType[*exec.ExitError](cause); ok && exit.ExitCode() > 0 && lived < restartAfter {
-		r.fail(fmt.Errorf("%s does not come up: %s; its log, %s, ends\n%s", s.name, how, s.log, lastLines(s.log, 10)))
+	said, err := r.judge(s, cause, lived)
+	if err != nil {
+		r.fail(err)
 		return
 	}
-	fmt.Fprintf(r.out, "%s ended: %s. It is started again in %v.\n", s.name, how, restartAfter)
+	fmt.Fprintln(r.out, said)
 	timer := time.NewTimer(restartAfter)
 	defer timer.Stop()
 	<-timer.C
@@ -122,6 +124,24 @@ func (r *runner) over(s *server, cause error) {
 	if pid := s.pid(); pid != before { // else everything is being stopped
 		fmt.Fprintf(r.out, "%s runs again, pid %d.\n", s.name, pid)
 	}
+}
+
+// judge returns what to say of a process that is gone and is started again, or
+// why it is not. While all are being started, one that does not come up is a
+// mistake; later on it is a fault like others, which the cluster is there for.
+func (r *runner) judge(s *server, cause error, lived time.Duration) (string, error) {
+	how := "by itself"
+	if cause != nil {
+		how = cause.Error()
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](cause); !ok || exit.ExitCode() <= 0 || lived >= restartAfter {
+		return fmt.Sprintf("%s ended: %s. It is started again in %v.", s.name, how, restartAfter), nil
+	}
+	end := fmt.Sprintf("its log, %s, ends\n%s", s.log, lastLines(s.log, 10))
+	if !r.up.Load() {
+		return "", fmt.Errorf("%s does not come up: %s; %s", s.name, how, end)
+	}
+	return fmt.Sprintf("%s does not come up: %s. The others go on, and it is tried again in %v; %s", s.name, how, restartAfter, end), nil
 }
 
 func (r *runner) fail(err error) {
@@ -152,7 +172,7 @@ func (r *runner) ready(ctx context.Context, s *server) error {
 		case err := <-r.broken:
 			return err
 		case <-ctx.Done():
-			return fmt.Errorf("it is not ready: %w", context.Cause(ctx))
+			return fmt.Errorf("%s is not ready: %w; its log, %s, ends\n%s", s.name, context.Cause(ctx), s.log, lastLines(s.log, 10))
 		}
 	}
 }
