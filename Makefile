@@ -18,7 +18,7 @@ DEV_FLAGS ?=
 # Where `make cluster` keeps its data, and what else to pass to it.
 CLUSTER_DATA ?= runnel-cluster
 CLUSTER_FLAGS ?=
-# How long each fuzz target runs, and how many power-cut histories a soak tries.
+# How long each fuzz target runs, and how many power-cut histories are tried.
 FUZZTIME ?= 10s
 SOAK_SEEDS ?= 10000
 # How long random faults hurt a cluster of real processes, in `make faults` and
@@ -120,14 +120,20 @@ failover: ## Measure how long lost leaders are missed: TRIALS of each kind
 	RUNNEL_TRIALS=$(TRIALS) go test -count 1 -timeout 60m -v -run 'TestFailoverTimes' ./e2e/proc
 
 .PHONY: sim
-sim: ## Try SIM_SEEDS clusters in memory under random faults, then take each rule of the protocol out once
+sim: ## Try SIM_SEEDS clusters in memory under random faults
 	RUNNEL_SOAK_SEEDS=$(SIM_SEEDS) go test -count 1 -timeout 60m ./e2e/sim
+
+.PHONY: mutations
+mutations: ## Take each rule of the protocol out once: the clusters in memory must notice
 	RUNNEL_SIM_MUTATIONS=all go test -count 1 -timeout 60m -run TestMutations -v ./e2e/sim
 
-.PHONY: soak
-soak: ## Try SOAK_SEEDS histories with power cuts, then random faults for SOAK_FAULTS, then silence
+.PHONY: powercuts
+powercuts: ## Try SOAK_SEEDS histories of a log with power cuts
 	RUNNEL_SOAK_SEEDS=$(SOAK_SEEDS) go test -count 1 -timeout 120m ./internal/commitlog/... ./internal/vfs/...
-	$(if $(filter-out 0,$(SOAK_FAULTS)),$(MAKE) faults FAULTS=$(SOAK_FAULTS))
+
+.PHONY: soak
+soak: powercuts sim mutations ## Power cuts, clusters in memory, then random faults for SOAK_FAULTS, then silence: hours
+	$(MAKE) faults FAULTS=$(SOAK_FAULTS)
 	RUNNEL_PINGS=$(SOAK_PINGS) go test -count 1 -timeout 30m -run 'TestPings' ./e2e/proc
 
 .PHONY: cross
