@@ -2,6 +2,7 @@ package proc
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -16,6 +17,13 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
+	if seeds := os.Getenv(memberSeeds); seeds != "" {
+		if err := beMember(seeds); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, "member:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	dir, err := os.MkdirTemp("", "runnel-e2e-")
 	if err != nil {
 		panic(err)
