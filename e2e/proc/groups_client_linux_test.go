@@ -57,7 +57,7 @@ func TestGroups_membersComeAndGo(t *testing.T) {
 	c := must[*client.Client](t)(client.New(g.Seeds()))
 	t.Cleanup(func() { _ = c.Close() })
 	g.Brokers[0].cli(t, "topic", "create", "work", "--partitions", "12", "--replication-factor", "3", "--config", "message.timestamp.type=LogAppendTime")
-	l := &groupLog{}
+	l := &groupLog{giveUp: handOver}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var all sync.WaitGroup

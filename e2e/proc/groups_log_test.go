@@ -28,7 +28,7 @@ const (
 	evEnded = "ended"
 )
 
-// handOver is how long members take to give partitions up.
+// handOver is how long members take to give partitions up, where that is watched.
 const handOver = 600 * time.Millisecond
 
 // A groupEvent is one such thing. All processes have the clock of the machine.
@@ -44,10 +44,12 @@ type groupEvent struct {
 // A groupLog collects events of members in this process, or writes down those of a
 // member that is a process of its own.
 type groupLog struct {
+	out    io.Writer     // nil: they are collected
+	giveUp time.Duration // how long members take to give partitions up
+
 	// mu guards the fields below
 	mu sync.Mutex
 
-	out    io.Writer // nil: they are collected
 	events []groupEvent
 }
 
@@ -60,6 +62,13 @@ func (l *groupLog) note(e groupEvent) {
 		return
 	}
 	_, _ = fmt.Fprintln(l.out, e.at, e.kind, e.partition, e.offset, e.stored)
+}
+
+// all returns what was collected so far.
+func (l *groupLog) all() []groupEvent {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.events)
 }
 
 // read adds what a member wrote down, but for a line that was cut off.
@@ -80,22 +89,25 @@ func (l *groupLog) read(member, text string) error {
 }
 
 // work is a member until ctx ends.
-func (l *groupLog) work(ctx context.Context, c *client.Client, name string) error {
+func (l *groupLog) work(ctx context.Context, c *client.Client, name string, more ...client.GroupOption) error {
 	all := func(kind string, ps []client.PartitionID) {
 		for _, p := range ps {
 			l.note(groupEvent{member: name, kind: kind, partition: p.Partition})
 		}
 	}
-	g, err := c.NewGroup("workers", client.Topics("work"), client.CommitInterval(200*time.Millisecond), client.SessionTimeout(3*time.Second),
+	opts := append([]client.GroupOption{
+		client.Topics("work"), client.CommitInterval(200 * time.Millisecond), client.SessionTimeout(3 * time.Second),
 		client.WithGroupHooks(client.GroupHooks{
 			OnAssign: func(ps []client.PartitionID) { all(evAssigned, ps) },
 			OnRevoke: func(ps []client.PartitionID) {
 				all(evGiving, ps)
-				sleep(context.WithoutCancel(ctx), handOver)
+				sleep(context.WithoutCancel(ctx), l.giveUp)
 				all(evGiven, ps)
 			},
 			OnLost: func(ps []client.PartitionID, _ error) { all(evLost, ps) },
-		}))
+		}),
+	}, more...)
+	g, err := c.NewGroup("workers", opts...)
 	if err != nil {
 		return err
 	}
@@ -121,7 +133,7 @@ func beMember(seeds string) error {
 	if err != nil {
 		return err
 	}
-	l := &groupLog{out: os.Stdout}
+	l := &groupLog{out: os.Stdout, giveUp: handOver}
 	return errors.Join(l.work(ctx, c, "outsider"), c.Close())
 }
 

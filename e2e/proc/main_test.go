@@ -2,7 +2,6 @@ package proc
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -19,10 +18,9 @@ var built struct {
 func TestMain(m *testing.M) {
 	if seeds := os.Getenv(memberSeeds); seeds != "" {
 		if err := beMember(seeds); err != nil {
-			_, _ = fmt.Fprintln(os.Stderr, "member:", err)
-			os.Exit(1)
+			panic(err)
 		}
-		os.Exit(0)
+		return
 	}
 	dir, err := os.MkdirTemp("", "runnel-e2e-")
 	if err != nil {
