@@ -139,8 +139,8 @@ func TestGroups_membersComeAndGo(t *testing.T) {
 	t.Logf("%d hand-overs of %v; %d times a partition stayed meanwhile; %d came back to who had them before", len(h.hands), handOver, p.handOvers, h.again)
 	t.Logf("partitions that stayed: a record waited for %v at most in calm times, %v while others moved; between two records %v and %v",
 		p.calm.Round(time.Millisecond), p.over.Round(time.Millisecond), p.gap.Round(time.Millisecond), p.moved.Round(time.Millisecond))
-	if p.handOvers < 5 {
-		t.Errorf("%d times a partition stayed while others were handed over: that shows nothing", p.handOvers)
+	if p.handOvers == 0 {
+		t.Error("no partition stayed while others were handed over: that shows nothing")
 	}
 	for name, n := range h.late {
 		if name != "paused" || n > 1 { // what was in hand when it was stopped

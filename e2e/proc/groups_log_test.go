@@ -154,8 +154,8 @@ type groupStory struct {
 	records    map[int32][]groupEvent
 	hands      []hole // hand-overs
 	seen       map[string]int
-	again      int // partitions that came back to who had them before
-	late       map[string]int
+	again      int            // partitions that came back to who had them before
+	late       map[string]int // records of what a member did not own
 	violations []string
 }
 
@@ -204,7 +204,9 @@ func (h *groupStory) one(e *groupEvent) {
 	case evGiving:
 		if mine {
 			s.giving = e.at
-			h.hands = append(h.hands, hole{e.at, e.at + handOver.Nanoseconds()})
+			if n := len(h.hands); n == 0 || e.at > h.hands[n-1].from+time.Millisecond.Nanoseconds() { // several partitions are one
+				h.hands = append(h.hands, hole{e.at, e.at + handOver.Nanoseconds()})
+			}
 		}
 	case evGiven, evLost:
 		if mine {
