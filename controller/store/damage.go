@@ -120,7 +120,7 @@ func discardUnused(dir string) error {
 	}
 	path := filepath.Join(member, "snap", "db")
 	if checkDatabase(path) != nil {
-		return nil // there is none, or opening it will say what is wrong
+		return nil //nolint:nilerr // there is none, or opening it will say what is wrong
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockWait})
 	if err != nil {
