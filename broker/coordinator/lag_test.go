@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -190,38 +189,4 @@ func (r *rig) series(prefix string) map[string]float64 {
 		}
 	}
 	return out
-}
-
-// BenchmarkLoad reads 10,000 groups with ten offsets each from one partition.
-func BenchmarkLoad(b *testing.B) {
-	var changes []group.Change
-	for i := range 10_000 {
-		for n := range int32(10) {
-			changes = append(changes, group.Change{Group: fmt.Sprint("group-", i), Offset: &group.Offset{Part: group.Part{Number: n}, Offset: 1, LeaderEpoch: -1}})
-		}
-	}
-	keys := make([][]byte, len(changes))
-	values := make([][]byte, len(changes))
-	for i := range changes {
-		var err error
-		if keys[i], values[i], err = encode(&changes[i]); err != nil {
-			b.Fatal(err)
-		}
-	}
-	for b.Loop() {
-		groups := map[string]*group.Group{}
-		for i := range keys {
-			c, err := decode(keys[i], values[i])
-			if err != nil {
-				b.Fatal(err)
-			}
-			g := groups[c.Group]
-			if g == nil {
-				g = group.New(c.Group, group.Limits{})
-				groups[c.Group] = g
-			}
-			g.Restore(&c)
-		}
-		b.ReportMetric(float64(len(groups)), "groups")
-	}
 }

@@ -58,7 +58,9 @@ func (s *fakeSession) confirm(on bool) {
 type rig struct {
 	*Coordinator
 
-	t       *testing.T
+	t       testing.TB
+	settle  func()              // lets everything come to rest, in a bubble
+	pause   func(time.Duration) // lets time go by
 	cfg     Config
 	mem     *vfs.Mem
 	fault   *vfs.Fault
@@ -84,16 +86,25 @@ type rig struct {
 func newRig(t *testing.T, cfg Config, shards int32) *rig {
 	t.Helper()
 	mem := vfs.NewMem()
+	fault := vfs.NewFault(mem)
+	r := makeRig(t, cfg, shards, fault, "data", synctest.Wait, pause)
+	r.mem, r.fault = mem, fault
+	return r
+}
+
+// makeRig makes one that is on any disk, in a bubble or not.
+func makeRig(tb testing.TB, cfg Config, shards int32, disk vfs.FS, dir string, settle func(), pause func(time.Duration)) *rig {
+	tb.Helper()
 	r := &rig{
-		t: t, cfg: cfg, mem: mem, fault: vfs.NewFault(mem), store: metadata.NewStore(me), session: &fakeSession{confirmed: true},
+		t: tb, settle: settle, pause: pause, cfg: cfg, store: metadata.NewStore(me), session: &fakeSession{confirmed: true},
 		offsets: uuid.New(), shards: shards, log: zerolog.Nop(),
 	}
 	r.image = r.store.Load()
-	root, err := commitlog.OpenRoot(r.fault, "data", commitlog.RootOptions{
+	root, err := commitlog.OpenRoot(disk, dir, commitlog.RootOptions{
 		BrokerID: me, BootID: func() (string, error) { return "boot", nil }, ReserveBytes: -1, BallastBytes: -1,
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r.root = root
 	r.set = partition.NewSet(partition.Config{Incarnation: "i"}, partition.Deps{Root: root, Store: r.store, Session: r.session, Log: zerolog.Nop()})
@@ -129,7 +140,7 @@ func (r *rig) start() {
 func (r *rig) ready() {
 	r.t.Helper()
 	for range 1000 {
-		synctest.Wait()
+		r.settle()
 		shards := r.all()
 		serving := 0
 		for _, s := range shards {
@@ -140,7 +151,7 @@ func (r *rig) ready() {
 		if serving == int(r.shards) {
 			return
 		}
-		pause(100 * time.Millisecond)
+		r.pause(100 * time.Millisecond)
 	}
 	r.t.Fatal("the coordinator does not serve")
 }
@@ -175,7 +186,7 @@ func (r *rig) publish(objects ...*controllerv1.MetadataObject) {
 	}
 	r.image = img
 	r.store.Publish(img)
-	synctest.Wait()
+	r.settle()
 }
 
 // topic makes a topic that this broker leads.
@@ -331,9 +342,9 @@ func reads(topics ...string) group.Terms {
 
 func memberID(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
 
-func wantEqual[T any](t *testing.T, what string, want, got T) {
-	t.Helper()
+func wantEqual[T any](tb testing.TB, what string, want, got T) {
+	tb.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
+		tb.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

@@ -16,6 +16,12 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
+	if seeds := os.Getenv(memberSeeds); seeds != "" {
+		if err := beMember(seeds); err != nil {
+			panic(err)
+		}
+		return
+	}
 	dir, err := os.MkdirTemp("", "runnel-e2e-")
 	if err != nil {
 		panic(err)
