@@ -19,6 +19,7 @@ type Inside struct {
 	MinISR         int
 	Sync           bool          // what counts is on the disk
 	Durable        record.Offset // the end of what the disk has
+	Readers        int           // that wait for something to read
 }
 
 // Inside returns the partition as it is now, for tests that look inside.
@@ -28,8 +29,8 @@ func (p *Partition) Inside() Inside {
 
 	in := Inside{
 		State: p.State(), PartitionEpoch: p.core.partitionEpoch, Committed: slices.Clone(p.core.committed),
-		Proposals: len(p.core.proposals),
-		MinISR:    p.core.minISR, Sync: p.core.sync, Durable: p.log.Durable(),
+		Proposals: len(p.core.proposals), Readers: p.reads.list.Len(),
+		MinISR: p.core.minISR, Sync: p.core.sync, Durable: p.log.Durable(),
 	}
 	in.Maximal = slices.Concat(p.core.maximal()...)
 	slices.Sort(in.Maximal)
