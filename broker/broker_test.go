@@ -348,6 +348,18 @@ func TestHealthFindings(t *testing.T) {
 		if got := kinds(); len(got) != 0 {
 			t.Errorf("a healthy cluster: %v", got)
 		}
+		for _, st := range []healthpb.HealthCheckResponse_ServingStatus{healthpb.HealthCheckResponse_NOT_SERVING, healthpb.HealthCheckResponse_SERVING} {
+			w.health.SetServingStatus("", st)
+			down := st == healthpb.HealthCheckResponse_NOT_SERVING
+			if got := kinds(); slices.Contains(got, "controller_down") != down {
+				t.Errorf("with a controller that says %v: %v", st, got)
+			}
+			want := map[bool]runnelv1.ControllerState{false: runnelv1.ControllerState_CONTROLLER_STATE_ACTIVE, true: runnelv1.ControllerState_CONTROLLER_STATE_DOWN}[down]
+			d, err := w.admin().DescribeCluster(t.Context(), &runnelv1.DescribeClusterRequest{})
+			if err != nil || len(d.GetControllers()) != 1 || d.GetControllers()[0].GetState() != want || (d.GetControllers()[0].GetProblem() != "") != down {
+				t.Errorf("with a controller that says %v: %v, %v", st, d.GetControllers(), err)
+			}
+		}
 		id := uuid.MustParse(w.create("orders", 1, nil))
 		leaderless := metadatatest.PartitionObject(id, 0, 1, 2)
 		leaderless.GetPartition().Leader = -1

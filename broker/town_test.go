@@ -13,6 +13,8 @@ import (
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/test/bufconn"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -86,6 +88,7 @@ type town struct {
 	fault      *vfs.Fault
 	controller *metadatatest.Controller
 	server     *grpc.Server
+	health     *health.Server // of the controller
 	wg         sync.WaitGroup
 	stop       context.CancelFunc
 	conn       *grpc.ClientConn
@@ -97,6 +100,8 @@ func newTown(t *testing.T) *town {
 	w.fault = vfs.NewFault(w.disk)
 	w.server = grpc.NewServer(grpc.WaitForHandlers(true))
 	controllerv1.RegisterControllerServiceServer(w.server, w.controller)
+	w.health = health.NewServer() // serving
+	healthpb.RegisterHealthServer(w.server, w.health)
 	lis, err := w.net.listen(t.Context(), controllerAddr)
 	if err != nil {
 		t.Fatal(err)

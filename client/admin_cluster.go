@@ -30,9 +30,20 @@ type ClusterDescription struct {
 	// knows none.
 	Controller      string
 	ControllerEpoch int64
+	// Controllers are those that the broker was told of, as it found them.
+	Controllers []ControllerDescription
 	// Topics counts those that are not internal, Partitions those of all.
 	Topics     int32
 	Partitions int32
+}
+
+// A ControllerDescription is one controller.
+type ControllerDescription struct {
+	Address string
+	// State is "active", "standby" or "down".
+	State string
+	// Problem says why it is down.
+	Problem string
 }
 
 // A BrokerDescription is one broker.
@@ -58,6 +69,9 @@ func (a *Admin) DescribeCluster(ctx context.Context) (ClusterDescription, error)
 		ID: r.GetClusterId(), Version: r.GetVersion(), BrokerID: r.GetBrokerId(), Controller: r.GetController(),
 		ControllerEpoch: r.GetControllerEpoch(), Topics: r.GetTopics(), Partitions: r.GetPartitions(),
 	}
+	for _, c := range r.GetControllers() {
+		d.Controllers = append(d.Controllers, ControllerDescription{c.GetAddress(), controllerState(c.GetState()), c.GetProblem()})
+	}
 	for _, b := range r.GetBrokers() {
 		d.Brokers = append(d.Brokers, BrokerDescription{
 			ID: b.GetBrokerId(), Address: b.GetAddress(), Rack: b.GetRack(), State: brokerState(b.GetState()),
@@ -65,6 +79,19 @@ func (a *Admin) DescribeCluster(ctx context.Context) (ClusterDescription, error)
 		})
 	}
 	return d, nil
+}
+
+func controllerState(s runnelv1.ControllerState) string {
+	switch s {
+	case runnelv1.ControllerState_CONTROLLER_STATE_ACTIVE:
+		return "active"
+	case runnelv1.ControllerState_CONTROLLER_STATE_STANDBY:
+		return "standby"
+	case runnelv1.ControllerState_CONTROLLER_STATE_DOWN:
+		return "down"
+	default:
+		return "unknown"
+	}
 }
 
 func brokerState(s runnelv1.BrokerState) string {

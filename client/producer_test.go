@@ -43,6 +43,13 @@ func (y *tally) done(value string) func(client.Result) {
 	}
 }
 
+// of returns the result of one record, the zero value before there is one.
+func (y *tally) of(value string) client.Result {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.results[value]
+}
+
 func (y *tally) count(o client.Outcome) int {
 	y.mu.Lock()
 	defer y.mu.Unlock()

@@ -113,7 +113,7 @@ func TestWatcher(t *testing.T) {
 			}
 			return out
 		}
-		r.log = zerolog.New(&log)
+		r.log = zerolog.New(zerolog.SyncWriter(&log))
 		r.start()
 		for n := range int32(3) {
 			if err := r.commit("g", "", 0, 40, group.Part{Topic: topic.ID, Number: n}); err != nil {

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -71,6 +73,7 @@ type world struct {
 	wg          sync.WaitGroup
 	runErr      error
 	servers     []*grpc.Server
+	healths     []*health.Server
 }
 
 func newWorld(t *testing.T, addrs ...string) *world {
@@ -84,6 +87,9 @@ func newWorld(t *testing.T, addrs ...string) *world {
 		listeners[a] = lis
 		srv := grpc.NewServer(grpc.WaitForHandlers(true))
 		controllerv1.RegisterControllerServiceServer(srv, c)
+		h := health.NewServer() // serving
+		healthpb.RegisterHealthServer(srv, h)
+		w.healths = append(w.healths, h)
 		w.servers = append(w.servers, srv)
 		w.wg.Go(func() { _ = srv.Serve(lis) })
 	}

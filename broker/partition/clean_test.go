@@ -283,8 +283,7 @@ func TestClean_hardMark(t *testing.T) {
 		r := newTrio(t, nil)
 		r.compacted()
 		synctest.Wait()
-		usual := r.nodes[1].host.disk
-		r.nodes[1].host.disk = func() commitlog.DiskState { return commitlog.DiskState{Hard: true, Soft: true} }
+		r.nodes[1].disk.Store(&commitlog.DiskState{Hard: true, Soft: true})
 		for i := range 5 {
 			b := batch(t, 1, int64(i))
 			if _, err := r.nodes[1].p.log.Append(b, 1, record.CreateTime); err != nil {
@@ -300,7 +299,7 @@ func TestClean_hardMark(t *testing.T) {
 		if to := r.nodes[1].p.log.CleanedTo(); to != 0 {
 			t.Errorf("cleaned to %d on a full disk", to)
 		}
-		r.nodes[1].host.disk = usual
+		r.nodes[1].disk.Store(nil)
 		r.pass(time.Minute)
 		if to := r.nodes[1].p.log.CleanedTo(); to == 0 {
 			t.Error("not cleaned, and there is room again")

@@ -412,12 +412,11 @@ func TestOnData_refuses(t *testing.T) {
 				t.Fatalf("%s: stored up to %d", name, end)
 			}
 		}
-		full := f.host.disk
-		f.host.disk = func() commitlog.DiskState { return commitlog.DiskState{Hard: true, Soft: true} }
+		f.disk.Store(&commitlog.DiskState{Hard: true, Soft: true})
 		if _, err := r.follow(f); !errors.Is(err, errNobody) {
 			t.Errorf("follows with a full disk: %v", err)
 		}
-		f.host.disk = full
+		f.disk.Store(nil)
 		r.pull(2, 3)
 		r.pull(2, 3)
 		r.wantEqual()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -42,6 +43,7 @@ type trioNode struct {
 	session *session
 	reg     *prometheus.Registry
 	p       *Partition
+	disk    atomic.Pointer[commitlog.DiskState] // nil: as it is
 
 	// As a follower.
 	subs   int64
@@ -82,6 +84,13 @@ func newTrio(t *testing.T, change func(*controllerv1.PartitionRecord)) *trio {
 		}
 		n.root = root
 		n.Set = NewSet(Config{Incarnation: "i"}, Deps{Root: root, Store: n.store, Session: n.session, Metrics: n.reg, Log: zerolog.Nop()})
+		usual := n.host.disk
+		n.host.disk = func() commitlog.DiskState {
+			if d := n.disk.Load(); d != nil {
+				return *d
+			}
+			return usual()
+		}
 		wg.Go(func() { _ = n.Run(ctx) })
 		wg.Go(func() { _ = root.Run(ctx) })
 		r.nodes = append(r.nodes, n)

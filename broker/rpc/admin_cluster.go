@@ -35,6 +35,9 @@ func (s *AdminService) DescribeCluster(ctx context.Context, _ *runnelv1.Describe
 		Controller: controller, ControllerEpoch: new(img.ControllerEpoch),
 		Topics: new(topics), Partitions: new(partitions),
 	}
+	for _, c := range s.deps.Session.AskControllers(ctx) {
+		resp.Controllers = append(resp.Controllers, describeController(c))
+	}
 	for _, b := range img.Brokers() {
 		resp.Brokers = append(resp.Brokers, &runnelv1.BrokerDescription{
 			BrokerId: new(int32(b.ID)), Address: b.ClientAddress, Rack: b.Rack, State: brokerState(b.Phase),
@@ -56,6 +59,17 @@ func (s *AdminService) presentController(ctx context.Context) string {
 	defer cancel()
 	_, addr, _ := s.deps.Session.AwaitController(ctx) // empty when there is none, which the field says
 	return addr
+}
+
+func describeController(c metadata.ControllerState) *runnelv1.ControllerDescription {
+	d := &runnelv1.ControllerDescription{Address: c.Address, State: runnelv1.ControllerState_CONTROLLER_STATE_STANDBY}
+	switch {
+	case c.Err != nil:
+		d.State, d.Problem = runnelv1.ControllerState_CONTROLLER_STATE_DOWN, c.Err.Error()
+	case c.Active:
+		d.State = runnelv1.ControllerState_CONTROLLER_STATE_ACTIVE
+	}
+	return d
 }
 
 func brokerState(p metadata.BrokerPhase) runnelv1.BrokerState {
@@ -108,10 +122,10 @@ func (f *findings) answer() *runnelv1.CheckHealthResponse {
 }
 
 // CheckHealth implements runnelv1.AdminServiceServer.
-func (s *AdminService) CheckHealth(context.Context, *runnelv1.CheckHealthRequest) (*runnelv1.CheckHealthResponse, error) {
+func (s *AdminService) CheckHealth(ctx context.Context, _ *runnelv1.CheckHealthRequest) (*runnelv1.CheckHealthResponse, error) {
 	f := &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
 	img := s.deps.Store.Load()
-	s.checkController(f, img)
+	s.checkControllers(ctx, f, img)
 	checkBrokers(f, img)
 	for _, t := range img.Topics() {
 		checkTopic(f, t)
@@ -122,10 +136,17 @@ func (s *AdminService) CheckHealth(context.Context, *runnelv1.CheckHealthRequest
 	return f.answer(), nil
 }
 
-func (s *AdminService) checkController(f *findings, img *metadata.Image) {
+func (s *AdminService) checkControllers(ctx context.Context, f *findings, img *metadata.Image) {
 	if _, _, err := s.deps.Session.Controller(); err != nil {
 		f.add(warning, "no_controller", fmt.Sprintf("broker %d", img.Self),
 			"this broker has no session with a controller: records flow, but no leader can be elected and no topic changed; check that the controllers run and can be reached")
+	}
+	for _, c := range s.deps.Session.AskControllers(ctx) {
+		if c.Err != nil {
+			f.add(warning, "controller_down", "controller "+c.Address,
+				"broker %d gets no service of it: %v; records flow, and a cluster of three goes on with two and stands still without a second: "+
+					"start it again, or replace it (controller members, remove, join)", img.Self, c.Err)
+		}
 	}
 }
 

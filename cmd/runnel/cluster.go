@@ -24,15 +24,22 @@ type brokerView struct {
 	Replicas int32  `json:"replicas"`
 }
 
+type controllerView struct {
+	Address string `json:"address"`
+	State   string `json:"state"`
+	Problem string `json:"problem"`
+}
+
 type clusterView struct {
-	ID              string       `json:"id"`
-	AnsweredBy      int32        `json:"answered_by"`
-	Version         string       `json:"version"`
-	Controller      string       `json:"controller"`
-	ControllerEpoch int64        `json:"controller_epoch"`
-	Topics          int32        `json:"topics"`
-	Partitions      int32        `json:"partitions"`
-	Brokers         []brokerView `json:"brokers"`
+	ID              string           `json:"id"`
+	AnsweredBy      int32            `json:"answered_by"`
+	Version         string           `json:"version"`
+	Controller      string           `json:"controller"`
+	ControllerEpoch int64            `json:"controller_epoch"`
+	Controllers     []controllerView `json:"controllers"`
+	Topics          int32            `json:"topics"`
+	Partitions      int32            `json:"partitions"`
+	Brokers         []brokerView     `json:"brokers"`
 }
 
 func (a *app) clusterDescribe() *cobra.Command {
@@ -54,7 +61,10 @@ func (a *app) clusterDescribe() *cobra.Command {
 func (a *app) printCluster(d client.ClusterDescription) error {
 	v := clusterView{
 		ID: d.ID, AnsweredBy: d.BrokerID, Version: d.Version, Controller: d.Controller, ControllerEpoch: d.ControllerEpoch,
-		Topics: d.Topics, Partitions: d.Partitions, Brokers: []brokerView{},
+		Topics: d.Topics, Partitions: d.Partitions, Controllers: []controllerView{}, Brokers: []brokerView{},
+	}
+	for _, c := range d.Controllers {
+		v.Controllers = append(v.Controllers, controllerView(c))
 	}
 	for _, b := range d.Brokers {
 		v.Brokers = append(v.Brokers, brokerView(b))
@@ -68,6 +78,14 @@ func (a *app) printCluster(d client.ClusterDescription) error {
 	}
 	fmt.Fprintf(a.out, "cluster %s\nanswered by broker %d, version %s\ncontroller %s, epoch %d\ntopics %d, partitions %d\n\n",
 		v.ID, v.AnsweredBy, v.Version, controller, v.ControllerEpoch, v.Topics, v.Partitions)
+	var rows [][]string
+	for _, c := range v.Controllers {
+		rows = append(rows, []string{c.Address, c.State, c.Problem})
+	}
+	if err := table(a.out, "controller state problem", rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out)
 	return a.brokerTable(v.Brokers)
 }
 

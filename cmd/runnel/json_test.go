@@ -19,7 +19,7 @@ func TestJSONKeys(t *testing.T) {
 		"partition":      {partitionView{}, "partition leader leader_epoch partition_epoch replicas isr elr min_isr log_start_offset high_watermark log_end_offset size_bytes segments error"},
 		"config":         {configView{}, "key value source"},
 		"broker":         {brokerView{}, "id address rack state epoch version leaders replicas"},
-		"cluster":        {clusterView{}, "id answered_by version controller controller_epoch topics partitions brokers"},
+		"cluster":        {clusterView{}, "id answered_by version controller controller_epoch controllers topics partitions brokers"},
 		"group":          {groupView{}, "group state members coordinator"},
 		"group detail":   {groupDetailView{}, "group state epoch assignor coordinator lag_records lag_seconds time_to_data_loss_seconds expire_time members partitions"},
 		"group member":   {groupMemberView{}, "member_id instance_id client address rack epoch topics topic_pattern owned_partitions target_partitions connected silent_seconds"},

@@ -11,6 +11,8 @@ import (
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/broker"
@@ -48,6 +50,7 @@ func inTown(t *testing.T, tune func(*broker.Config), f func(w *town)) {
 		}
 		srv := grpc.NewServer(grpc.WaitForHandlers(true))
 		controllerv1.RegisterControllerServiceServer(srv, w.controller)
+		healthpb.RegisterHealthServer(srv, health.NewServer())
 		lis, err := w.net.listen(t.Context(), controllerAddr)
 		if err != nil {
 			t.Fatal(err)

@@ -82,6 +82,63 @@ func (ConfigSource) EnumDescriptor() ([]byte, []int) {
 	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{0}
 }
 
+// What a controller does.
+type ControllerState int32
+
+const (
+	// Never sent.
+	ControllerState_CONTROLLER_STATE_UNSPECIFIED ControllerState = 0
+	// It decides.
+	ControllerState_CONTROLLER_STATE_ACTIVE ControllerState = 1
+	// It serves, and waits to take over.
+	ControllerState_CONTROLLER_STATE_STANDBY ControllerState = 2
+	// It can't be reached, or does not serve.
+	ControllerState_CONTROLLER_STATE_DOWN ControllerState = 3
+)
+
+// Enum value maps for ControllerState.
+var (
+	ControllerState_name = map[int32]string{
+		0: "CONTROLLER_STATE_UNSPECIFIED",
+		1: "CONTROLLER_STATE_ACTIVE",
+		2: "CONTROLLER_STATE_STANDBY",
+		3: "CONTROLLER_STATE_DOWN",
+	}
+	ControllerState_value = map[string]int32{
+		"CONTROLLER_STATE_UNSPECIFIED": 0,
+		"CONTROLLER_STATE_ACTIVE":      1,
+		"CONTROLLER_STATE_STANDBY":     2,
+		"CONTROLLER_STATE_DOWN":        3,
+	}
+)
+
+func (x ControllerState) Enum() *ControllerState {
+	p := new(ControllerState)
+	*p = x
+	return p
+}
+
+func (x ControllerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ControllerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_runnel_v1_admin_service_proto_enumTypes[1].Descriptor()
+}
+
+func (ControllerState) Type() protoreflect.EnumType {
+	return &file_runnel_v1_admin_service_proto_enumTypes[1]
+}
+
+func (x ControllerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ControllerState.Descriptor instead.
+func (ControllerState) EnumDescriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{1}
+}
+
 // What a broker may do.
 type BrokerState int32
 
@@ -123,11 +180,11 @@ func (x BrokerState) String() string {
 }
 
 func (BrokerState) Descriptor() protoreflect.EnumDescriptor {
-	return file_runnel_v1_admin_service_proto_enumTypes[1].Descriptor()
+	return file_runnel_v1_admin_service_proto_enumTypes[2].Descriptor()
 }
 
 func (BrokerState) Type() protoreflect.EnumType {
-	return &file_runnel_v1_admin_service_proto_enumTypes[1]
+	return &file_runnel_v1_admin_service_proto_enumTypes[2]
 }
 
 func (x BrokerState) Number() protoreflect.EnumNumber {
@@ -136,7 +193,7 @@ func (x BrokerState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BrokerState.Descriptor instead.
 func (BrokerState) EnumDescriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{1}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{2}
 }
 
 // How bad a finding is.
@@ -180,11 +237,11 @@ func (x HealthSeverity) String() string {
 }
 
 func (HealthSeverity) Descriptor() protoreflect.EnumDescriptor {
-	return file_runnel_v1_admin_service_proto_enumTypes[2].Descriptor()
+	return file_runnel_v1_admin_service_proto_enumTypes[3].Descriptor()
 }
 
 func (HealthSeverity) Type() protoreflect.EnumType {
-	return &file_runnel_v1_admin_service_proto_enumTypes[2]
+	return &file_runnel_v1_admin_service_proto_enumTypes[3]
 }
 
 func (x HealthSeverity) Number() protoreflect.EnumNumber {
@@ -193,7 +250,7 @@ func (x HealthSeverity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HealthSeverity.Descriptor instead.
 func (HealthSeverity) EnumDescriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{2}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{3}
 }
 
 // What holds for a partition.
@@ -245,11 +302,11 @@ func (x PartitionFilter) String() string {
 }
 
 func (PartitionFilter) Descriptor() protoreflect.EnumDescriptor {
-	return file_runnel_v1_admin_service_proto_enumTypes[3].Descriptor()
+	return file_runnel_v1_admin_service_proto_enumTypes[4].Descriptor()
 }
 
 func (PartitionFilter) Type() protoreflect.EnumType {
-	return &file_runnel_v1_admin_service_proto_enumTypes[3]
+	return &file_runnel_v1_admin_service_proto_enumTypes[4]
 }
 
 func (x PartitionFilter) Number() protoreflect.EnumNumber {
@@ -258,7 +315,7 @@ func (x PartitionFilter) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PartitionFilter.Descriptor instead.
 func (PartitionFilter) EnumDescriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{3}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{4}
 }
 
 // What a partition's record says of a copy.
@@ -306,11 +363,11 @@ func (x CopyRole) String() string {
 }
 
 func (CopyRole) Descriptor() protoreflect.EnumDescriptor {
-	return file_runnel_v1_admin_service_proto_enumTypes[4].Descriptor()
+	return file_runnel_v1_admin_service_proto_enumTypes[5].Descriptor()
 }
 
 func (CopyRole) Type() protoreflect.EnumType {
-	return &file_runnel_v1_admin_service_proto_enumTypes[4]
+	return &file_runnel_v1_admin_service_proto_enumTypes[5]
 }
 
 func (x CopyRole) Number() protoreflect.EnumNumber {
@@ -319,7 +376,7 @@ func (x CopyRole) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CopyRole.Descriptor instead.
 func (CopyRole) EnumDescriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{4}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{5}
 }
 
 // Asks for topics.
@@ -2582,7 +2639,9 @@ type DescribeClusterResponse struct {
 	// Topics that are not internal.
 	Topics *int32 `protobuf:"varint,7,opt,name=topics,proto3,oneof" json:"topics,omitempty"`
 	// Partitions of all topics.
-	Partitions    *int32 `protobuf:"varint,8,opt,name=partitions,proto3,oneof" json:"partitions,omitempty"`
+	Partitions *int32 `protobuf:"varint,8,opt,name=partitions,proto3,oneof" json:"partitions,omitempty"`
+	// The controllers that the answering broker was told of, in the order of its configuration.
+	Controllers   []*ControllerDescription `protobuf:"bytes,9,rep,name=controllers,proto3" json:"controllers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2673,6 +2732,77 @@ func (x *DescribeClusterResponse) GetPartitions() int32 {
 	return 0
 }
 
+func (x *DescribeClusterResponse) GetControllers() []*ControllerDescription {
+	if x != nil {
+		return x.Controllers
+	}
+	return nil
+}
+
+// One controller, as the answering broker found it just now.
+type ControllerDescription struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where the broker looks for it.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// What it does.
+	State ControllerState `protobuf:"varint,2,opt,name=state,proto3,enum=runnel.v1.ControllerState" json:"state,omitempty"`
+	// Why it does not serve; empty when it does.
+	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControllerDescription) Reset() {
+	*x = ControllerDescription{}
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControllerDescription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControllerDescription) ProtoMessage() {}
+
+func (x *ControllerDescription) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControllerDescription.ProtoReflect.Descriptor instead.
+func (*ControllerDescription) Descriptor() ([]byte, []int) {
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ControllerDescription) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ControllerDescription) GetState() ControllerState {
+	if x != nil {
+		return x.State
+	}
+	return ControllerState_CONTROLLER_STATE_UNSPECIFIED
+}
+
+func (x *ControllerDescription) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // One broker.
 type BrokerDescription struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2698,7 +2828,7 @@ type BrokerDescription struct {
 
 func (x *BrokerDescription) Reset() {
 	*x = BrokerDescription{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[33]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +2840,7 @@ func (x *BrokerDescription) String() string {
 func (*BrokerDescription) ProtoMessage() {}
 
 func (x *BrokerDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[33]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +2853,7 @@ func (x *BrokerDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerDescription.ProtoReflect.Descriptor instead.
 func (*BrokerDescription) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{33}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *BrokerDescription) GetBrokerId() int32 {
@@ -2791,7 +2921,7 @@ type CheckHealthRequest struct {
 
 func (x *CheckHealthRequest) Reset() {
 	*x = CheckHealthRequest{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[34]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2933,7 @@ func (x *CheckHealthRequest) String() string {
 func (*CheckHealthRequest) ProtoMessage() {}
 
 func (x *CheckHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[34]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2946,7 @@ func (x *CheckHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckHealthRequest.ProtoReflect.Descriptor instead.
 func (*CheckHealthRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{34}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{35}
 }
 
 // The answer.
@@ -2832,7 +2962,7 @@ type CheckHealthResponse struct {
 
 func (x *CheckHealthResponse) Reset() {
 	*x = CheckHealthResponse{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[35]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +2974,7 @@ func (x *CheckHealthResponse) String() string {
 func (*CheckHealthResponse) ProtoMessage() {}
 
 func (x *CheckHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[35]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +2987,7 @@ func (x *CheckHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckHealthResponse.ProtoReflect.Descriptor instead.
 func (*CheckHealthResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{35}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CheckHealthResponse) GetHealthy() bool {
@@ -2891,7 +3021,7 @@ type HealthFinding struct {
 
 func (x *HealthFinding) Reset() {
 	*x = HealthFinding{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[36]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3033,7 @@ func (x *HealthFinding) String() string {
 func (*HealthFinding) ProtoMessage() {}
 
 func (x *HealthFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[36]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3046,7 @@ func (x *HealthFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthFinding.ProtoReflect.Descriptor instead.
 func (*HealthFinding) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{36}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HealthFinding) GetSeverity() HealthSeverity {
@@ -2964,7 +3094,7 @@ type ListPartitionsRequest struct {
 
 func (x *ListPartitionsRequest) Reset() {
 	*x = ListPartitionsRequest{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[37]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2976,7 +3106,7 @@ func (x *ListPartitionsRequest) String() string {
 func (*ListPartitionsRequest) ProtoMessage() {}
 
 func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[37]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2989,7 +3119,7 @@ func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{37}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListPartitionsRequest) GetFilters() []PartitionFilter {
@@ -3033,7 +3163,7 @@ type ListPartitionsResponse struct {
 
 func (x *ListPartitionsResponse) Reset() {
 	*x = ListPartitionsResponse{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[38]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3175,7 @@ func (x *ListPartitionsResponse) String() string {
 func (*ListPartitionsResponse) ProtoMessage() {}
 
 func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[38]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3188,7 @@ func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{38}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListPartitionsResponse) GetPartitions() []*PartitionListing {
@@ -3104,7 +3234,7 @@ type PartitionListing struct {
 
 func (x *PartitionListing) Reset() {
 	*x = PartitionListing{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[39]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3246,7 @@ func (x *PartitionListing) String() string {
 func (*PartitionListing) ProtoMessage() {}
 
 func (x *PartitionListing) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[39]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3259,7 @@ func (x *PartitionListing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionListing.ProtoReflect.Descriptor instead.
 func (*PartitionListing) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{39}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PartitionListing) GetTopic() string {
@@ -3223,7 +3353,7 @@ type RecoverPartitionRequest struct {
 
 func (x *RecoverPartitionRequest) Reset() {
 	*x = RecoverPartitionRequest{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[40]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3365,7 @@ func (x *RecoverPartitionRequest) String() string {
 func (*RecoverPartitionRequest) ProtoMessage() {}
 
 func (x *RecoverPartitionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[40]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3378,7 @@ func (x *RecoverPartitionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverPartitionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverPartitionRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{40}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecoverPartitionRequest) GetTopic() string {
@@ -3310,7 +3440,7 @@ type RecoverPartitionResponse struct {
 
 func (x *RecoverPartitionResponse) Reset() {
 	*x = RecoverPartitionResponse{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[41]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3452,7 @@ func (x *RecoverPartitionResponse) String() string {
 func (*RecoverPartitionResponse) ProtoMessage() {}
 
 func (x *RecoverPartitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[41]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3465,7 @@ func (x *RecoverPartitionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverPartitionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverPartitionResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{41}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecoverPartitionResponse) GetCopies() []*PartitionCopy {
@@ -3396,7 +3526,7 @@ type PartitionCopy struct {
 
 func (x *PartitionCopy) Reset() {
 	*x = PartitionCopy{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[42]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3408,7 +3538,7 @@ func (x *PartitionCopy) String() string {
 func (*PartitionCopy) ProtoMessage() {}
 
 func (x *PartitionCopy) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[42]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3421,7 +3551,7 @@ func (x *PartitionCopy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionCopy.ProtoReflect.Descriptor instead.
 func (*PartitionCopy) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{42}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PartitionCopy) GetBrokerId() int32 {
@@ -3507,7 +3637,7 @@ type FenceBrokerRequest struct {
 
 func (x *FenceBrokerRequest) Reset() {
 	*x = FenceBrokerRequest{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[43]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3649,7 @@ func (x *FenceBrokerRequest) String() string {
 func (*FenceBrokerRequest) ProtoMessage() {}
 
 func (x *FenceBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[43]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3662,7 @@ func (x *FenceBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceBrokerRequest.ProtoReflect.Descriptor instead.
 func (*FenceBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{43}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FenceBrokerRequest) GetBrokerId() int32 {
@@ -3562,7 +3692,7 @@ type FenceBrokerResponse struct {
 
 func (x *FenceBrokerResponse) Reset() {
 	*x = FenceBrokerResponse{}
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[44]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3704,7 @@ func (x *FenceBrokerResponse) String() string {
 func (*FenceBrokerResponse) ProtoMessage() {}
 
 func (x *FenceBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_runnel_v1_admin_service_proto_msgTypes[44]
+	mi := &file_runnel_v1_admin_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3717,7 @@ func (x *FenceBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceBrokerResponse.ProtoReflect.Descriptor instead.
 func (*FenceBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{44}
+	return file_runnel_v1_admin_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FenceBrokerResponse) GetBrokerEpoch() int64 {
@@ -3826,7 +3956,7 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"_partitionB\t\n" +
 	"\a_offsetB\x0f\n" +
 	"\r_leader_epoch\"\x18\n" +
-	"\x16DescribeClusterRequest\"\xfb\x02\n" +
+	"\x16DescribeClusterRequest\"\xbf\x03\n" +
 	"\x17DescribeClusterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -3840,12 +3970,17 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\x06topics\x18\a \x01(\x05H\x02R\x06topics\x88\x01\x01\x12#\n" +
 	"\n" +
 	"partitions\x18\b \x01(\x05H\x03R\n" +
-	"partitions\x88\x01\x01B\f\n" +
+	"partitions\x88\x01\x01\x12B\n" +
+	"\vcontrollers\x18\t \x03(\v2 .runnel.v1.ControllerDescriptionR\vcontrollersB\f\n" +
 	"\n" +
 	"_broker_idB\x13\n" +
 	"\x11_controller_epochB\t\n" +
 	"\a_topicsB\r\n" +
-	"\v_partitions\"\xcb\x02\n" +
+	"\v_partitions\"}\n" +
+	"\x15ControllerDescription\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x120\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1a.runnel.v1.ControllerStateR\x05state\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xcb\x02\n" +
 	"\x11BrokerDescription\x12 \n" +
 	"\tbroker_id\x18\x01 \x01(\x05H\x00R\bbrokerId\x88\x01\x01\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -3961,7 +4096,12 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\x19CONFIG_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CONFIG_SOURCE_DEFAULT\x10\x01\x12\x19\n" +
 	"\x15CONFIG_SOURCE_CLUSTER\x10\x02\x12\x17\n" +
-	"\x13CONFIG_SOURCE_TOPIC\x10\x03*}\n" +
+	"\x13CONFIG_SOURCE_TOPIC\x10\x03*\x89\x01\n" +
+	"\x0fControllerState\x12 \n" +
+	"\x1cCONTROLLER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17CONTROLLER_STATE_ACTIVE\x10\x01\x12\x1c\n" +
+	"\x18CONTROLLER_STATE_STANDBY\x10\x02\x12\x19\n" +
+	"\x15CONTROLLER_STATE_DOWN\x10\x03*}\n" +
 	"\vBrokerState\x12\x1c\n" +
 	"\x18BROKER_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13BROKER_STATE_FENCED\x10\x01\x12\x17\n" +
@@ -4015,146 +4155,150 @@ func file_runnel_v1_admin_service_proto_rawDescGZIP() []byte {
 	return file_runnel_v1_admin_service_proto_rawDescData
 }
 
-var file_runnel_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_runnel_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_runnel_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_runnel_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_runnel_v1_admin_service_proto_goTypes = []any{
 	(ConfigSource)(0),                   // 0: runnel.v1.ConfigSource
-	(BrokerState)(0),                    // 1: runnel.v1.BrokerState
-	(HealthSeverity)(0),                 // 2: runnel.v1.HealthSeverity
-	(PartitionFilter)(0),                // 3: runnel.v1.PartitionFilter
-	(CopyRole)(0),                       // 4: runnel.v1.CopyRole
-	(*CreateTopicsRequest)(nil),         // 5: runnel.v1.CreateTopicsRequest
-	(*NewTopic)(nil),                    // 6: runnel.v1.NewTopic
-	(*CreateTopicsResponse)(nil),        // 7: runnel.v1.CreateTopicsResponse
-	(*CreateTopicResult)(nil),           // 8: runnel.v1.CreateTopicResult
-	(*DeleteTopicsRequest)(nil),         // 9: runnel.v1.DeleteTopicsRequest
-	(*TopicRef)(nil),                    // 10: runnel.v1.TopicRef
-	(*DeleteTopicsResponse)(nil),        // 11: runnel.v1.DeleteTopicsResponse
-	(*DeleteTopicResult)(nil),           // 12: runnel.v1.DeleteTopicResult
-	(*AlterTopicConfigsRequest)(nil),    // 13: runnel.v1.AlterTopicConfigsRequest
-	(*AlterTopicConfigsResponse)(nil),   // 14: runnel.v1.AlterTopicConfigsResponse
-	(*AddPartitionsRequest)(nil),        // 15: runnel.v1.AddPartitionsRequest
-	(*AddPartitionsResponse)(nil),       // 16: runnel.v1.AddPartitionsResponse
-	(*ListTopicsRequest)(nil),           // 17: runnel.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),          // 18: runnel.v1.ListTopicsResponse
-	(*TopicListing)(nil),                // 19: runnel.v1.TopicListing
-	(*DescribeTopicsRequest)(nil),       // 20: runnel.v1.DescribeTopicsRequest
-	(*DescribeTopicsResponse)(nil),      // 21: runnel.v1.DescribeTopicsResponse
-	(*TopicDescription)(nil),            // 22: runnel.v1.TopicDescription
-	(*ConfigEntry)(nil),                 // 23: runnel.v1.ConfigEntry
-	(*PartitionDescription)(nil),        // 24: runnel.v1.PartitionDescription
-	(*ListTopicConfigKeysRequest)(nil),  // 25: runnel.v1.ListTopicConfigKeysRequest
-	(*ListTopicConfigKeysResponse)(nil), // 26: runnel.v1.ListTopicConfigKeysResponse
-	(*ConfigKey)(nil),                   // 27: runnel.v1.ConfigKey
-	(*DeleteRecordsRequest)(nil),        // 28: runnel.v1.DeleteRecordsRequest
-	(*DeleteRecordsPartition)(nil),      // 29: runnel.v1.DeleteRecordsPartition
-	(*DeleteRecordsResponse)(nil),       // 30: runnel.v1.DeleteRecordsResponse
-	(*DeleteRecordsResult)(nil),         // 31: runnel.v1.DeleteRecordsResult
-	(*ListOffsetsRequest)(nil),          // 32: runnel.v1.ListOffsetsRequest
-	(*OffsetQuery)(nil),                 // 33: runnel.v1.OffsetQuery
-	(*ListOffsetsResponse)(nil),         // 34: runnel.v1.ListOffsetsResponse
-	(*OffsetAnswer)(nil),                // 35: runnel.v1.OffsetAnswer
-	(*DescribeClusterRequest)(nil),      // 36: runnel.v1.DescribeClusterRequest
-	(*DescribeClusterResponse)(nil),     // 37: runnel.v1.DescribeClusterResponse
-	(*BrokerDescription)(nil),           // 38: runnel.v1.BrokerDescription
-	(*CheckHealthRequest)(nil),          // 39: runnel.v1.CheckHealthRequest
-	(*CheckHealthResponse)(nil),         // 40: runnel.v1.CheckHealthResponse
-	(*HealthFinding)(nil),               // 41: runnel.v1.HealthFinding
-	(*ListPartitionsRequest)(nil),       // 42: runnel.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil),      // 43: runnel.v1.ListPartitionsResponse
-	(*PartitionListing)(nil),            // 44: runnel.v1.PartitionListing
-	(*RecoverPartitionRequest)(nil),     // 45: runnel.v1.RecoverPartitionRequest
-	(*RecoverPartitionResponse)(nil),    // 46: runnel.v1.RecoverPartitionResponse
-	(*PartitionCopy)(nil),               // 47: runnel.v1.PartitionCopy
-	(*FenceBrokerRequest)(nil),          // 48: runnel.v1.FenceBrokerRequest
-	(*FenceBrokerResponse)(nil),         // 49: runnel.v1.FenceBrokerResponse
-	nil,                                 // 50: runnel.v1.NewTopic.ConfigsEntry
-	nil,                                 // 51: runnel.v1.AlterTopicConfigsRequest.SetEntry
-	(*durationpb.Duration)(nil),         // 52: google.protobuf.Duration
-	(*ItemError)(nil),                   // 53: runnel.v1.ItemError
-	(Position)(0),                       // 54: runnel.v1.Position
-	(*timestamppb.Timestamp)(nil),       // 55: google.protobuf.Timestamp
-	(Isolation)(0),                      // 56: runnel.v1.Isolation
+	(ControllerState)(0),                // 1: runnel.v1.ControllerState
+	(BrokerState)(0),                    // 2: runnel.v1.BrokerState
+	(HealthSeverity)(0),                 // 3: runnel.v1.HealthSeverity
+	(PartitionFilter)(0),                // 4: runnel.v1.PartitionFilter
+	(CopyRole)(0),                       // 5: runnel.v1.CopyRole
+	(*CreateTopicsRequest)(nil),         // 6: runnel.v1.CreateTopicsRequest
+	(*NewTopic)(nil),                    // 7: runnel.v1.NewTopic
+	(*CreateTopicsResponse)(nil),        // 8: runnel.v1.CreateTopicsResponse
+	(*CreateTopicResult)(nil),           // 9: runnel.v1.CreateTopicResult
+	(*DeleteTopicsRequest)(nil),         // 10: runnel.v1.DeleteTopicsRequest
+	(*TopicRef)(nil),                    // 11: runnel.v1.TopicRef
+	(*DeleteTopicsResponse)(nil),        // 12: runnel.v1.DeleteTopicsResponse
+	(*DeleteTopicResult)(nil),           // 13: runnel.v1.DeleteTopicResult
+	(*AlterTopicConfigsRequest)(nil),    // 14: runnel.v1.AlterTopicConfigsRequest
+	(*AlterTopicConfigsResponse)(nil),   // 15: runnel.v1.AlterTopicConfigsResponse
+	(*AddPartitionsRequest)(nil),        // 16: runnel.v1.AddPartitionsRequest
+	(*AddPartitionsResponse)(nil),       // 17: runnel.v1.AddPartitionsResponse
+	(*ListTopicsRequest)(nil),           // 18: runnel.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),          // 19: runnel.v1.ListTopicsResponse
+	(*TopicListing)(nil),                // 20: runnel.v1.TopicListing
+	(*DescribeTopicsRequest)(nil),       // 21: runnel.v1.DescribeTopicsRequest
+	(*DescribeTopicsResponse)(nil),      // 22: runnel.v1.DescribeTopicsResponse
+	(*TopicDescription)(nil),            // 23: runnel.v1.TopicDescription
+	(*ConfigEntry)(nil),                 // 24: runnel.v1.ConfigEntry
+	(*PartitionDescription)(nil),        // 25: runnel.v1.PartitionDescription
+	(*ListTopicConfigKeysRequest)(nil),  // 26: runnel.v1.ListTopicConfigKeysRequest
+	(*ListTopicConfigKeysResponse)(nil), // 27: runnel.v1.ListTopicConfigKeysResponse
+	(*ConfigKey)(nil),                   // 28: runnel.v1.ConfigKey
+	(*DeleteRecordsRequest)(nil),        // 29: runnel.v1.DeleteRecordsRequest
+	(*DeleteRecordsPartition)(nil),      // 30: runnel.v1.DeleteRecordsPartition
+	(*DeleteRecordsResponse)(nil),       // 31: runnel.v1.DeleteRecordsResponse
+	(*DeleteRecordsResult)(nil),         // 32: runnel.v1.DeleteRecordsResult
+	(*ListOffsetsRequest)(nil),          // 33: runnel.v1.ListOffsetsRequest
+	(*OffsetQuery)(nil),                 // 34: runnel.v1.OffsetQuery
+	(*ListOffsetsResponse)(nil),         // 35: runnel.v1.ListOffsetsResponse
+	(*OffsetAnswer)(nil),                // 36: runnel.v1.OffsetAnswer
+	(*DescribeClusterRequest)(nil),      // 37: runnel.v1.DescribeClusterRequest
+	(*DescribeClusterResponse)(nil),     // 38: runnel.v1.DescribeClusterResponse
+	(*ControllerDescription)(nil),       // 39: runnel.v1.ControllerDescription
+	(*BrokerDescription)(nil),           // 40: runnel.v1.BrokerDescription
+	(*CheckHealthRequest)(nil),          // 41: runnel.v1.CheckHealthRequest
+	(*CheckHealthResponse)(nil),         // 42: runnel.v1.CheckHealthResponse
+	(*HealthFinding)(nil),               // 43: runnel.v1.HealthFinding
+	(*ListPartitionsRequest)(nil),       // 44: runnel.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil),      // 45: runnel.v1.ListPartitionsResponse
+	(*PartitionListing)(nil),            // 46: runnel.v1.PartitionListing
+	(*RecoverPartitionRequest)(nil),     // 47: runnel.v1.RecoverPartitionRequest
+	(*RecoverPartitionResponse)(nil),    // 48: runnel.v1.RecoverPartitionResponse
+	(*PartitionCopy)(nil),               // 49: runnel.v1.PartitionCopy
+	(*FenceBrokerRequest)(nil),          // 50: runnel.v1.FenceBrokerRequest
+	(*FenceBrokerResponse)(nil),         // 51: runnel.v1.FenceBrokerResponse
+	nil,                                 // 52: runnel.v1.NewTopic.ConfigsEntry
+	nil,                                 // 53: runnel.v1.AlterTopicConfigsRequest.SetEntry
+	(*durationpb.Duration)(nil),         // 54: google.protobuf.Duration
+	(*ItemError)(nil),                   // 55: runnel.v1.ItemError
+	(Position)(0),                       // 56: runnel.v1.Position
+	(*timestamppb.Timestamp)(nil),       // 57: google.protobuf.Timestamp
+	(Isolation)(0),                      // 58: runnel.v1.Isolation
 }
 var file_runnel_v1_admin_service_proto_depIdxs = []int32{
-	6,  // 0: runnel.v1.CreateTopicsRequest.topics:type_name -> runnel.v1.NewTopic
-	52, // 1: runnel.v1.CreateTopicsRequest.timeout:type_name -> google.protobuf.Duration
-	50, // 2: runnel.v1.NewTopic.configs:type_name -> runnel.v1.NewTopic.ConfigsEntry
-	8,  // 3: runnel.v1.CreateTopicsResponse.results:type_name -> runnel.v1.CreateTopicResult
-	53, // 4: runnel.v1.CreateTopicResult.error:type_name -> runnel.v1.ItemError
-	10, // 5: runnel.v1.DeleteTopicsRequest.topics:type_name -> runnel.v1.TopicRef
-	52, // 6: runnel.v1.DeleteTopicsRequest.timeout:type_name -> google.protobuf.Duration
-	12, // 7: runnel.v1.DeleteTopicsResponse.results:type_name -> runnel.v1.DeleteTopicResult
-	53, // 8: runnel.v1.DeleteTopicResult.error:type_name -> runnel.v1.ItemError
-	51, // 9: runnel.v1.AlterTopicConfigsRequest.set:type_name -> runnel.v1.AlterTopicConfigsRequest.SetEntry
-	52, // 10: runnel.v1.AlterTopicConfigsRequest.timeout:type_name -> google.protobuf.Duration
-	23, // 11: runnel.v1.AlterTopicConfigsResponse.configs:type_name -> runnel.v1.ConfigEntry
-	52, // 12: runnel.v1.AddPartitionsRequest.timeout:type_name -> google.protobuf.Duration
-	19, // 13: runnel.v1.ListTopicsResponse.topics:type_name -> runnel.v1.TopicListing
-	10, // 14: runnel.v1.DescribeTopicsRequest.topics:type_name -> runnel.v1.TopicRef
-	22, // 15: runnel.v1.DescribeTopicsResponse.topics:type_name -> runnel.v1.TopicDescription
-	23, // 16: runnel.v1.TopicDescription.configs:type_name -> runnel.v1.ConfigEntry
-	24, // 17: runnel.v1.TopicDescription.partitions:type_name -> runnel.v1.PartitionDescription
-	53, // 18: runnel.v1.TopicDescription.error:type_name -> runnel.v1.ItemError
+	7,  // 0: runnel.v1.CreateTopicsRequest.topics:type_name -> runnel.v1.NewTopic
+	54, // 1: runnel.v1.CreateTopicsRequest.timeout:type_name -> google.protobuf.Duration
+	52, // 2: runnel.v1.NewTopic.configs:type_name -> runnel.v1.NewTopic.ConfigsEntry
+	9,  // 3: runnel.v1.CreateTopicsResponse.results:type_name -> runnel.v1.CreateTopicResult
+	55, // 4: runnel.v1.CreateTopicResult.error:type_name -> runnel.v1.ItemError
+	11, // 5: runnel.v1.DeleteTopicsRequest.topics:type_name -> runnel.v1.TopicRef
+	54, // 6: runnel.v1.DeleteTopicsRequest.timeout:type_name -> google.protobuf.Duration
+	13, // 7: runnel.v1.DeleteTopicsResponse.results:type_name -> runnel.v1.DeleteTopicResult
+	55, // 8: runnel.v1.DeleteTopicResult.error:type_name -> runnel.v1.ItemError
+	53, // 9: runnel.v1.AlterTopicConfigsRequest.set:type_name -> runnel.v1.AlterTopicConfigsRequest.SetEntry
+	54, // 10: runnel.v1.AlterTopicConfigsRequest.timeout:type_name -> google.protobuf.Duration
+	24, // 11: runnel.v1.AlterTopicConfigsResponse.configs:type_name -> runnel.v1.ConfigEntry
+	54, // 12: runnel.v1.AddPartitionsRequest.timeout:type_name -> google.protobuf.Duration
+	20, // 13: runnel.v1.ListTopicsResponse.topics:type_name -> runnel.v1.TopicListing
+	11, // 14: runnel.v1.DescribeTopicsRequest.topics:type_name -> runnel.v1.TopicRef
+	23, // 15: runnel.v1.DescribeTopicsResponse.topics:type_name -> runnel.v1.TopicDescription
+	24, // 16: runnel.v1.TopicDescription.configs:type_name -> runnel.v1.ConfigEntry
+	25, // 17: runnel.v1.TopicDescription.partitions:type_name -> runnel.v1.PartitionDescription
+	55, // 18: runnel.v1.TopicDescription.error:type_name -> runnel.v1.ItemError
 	0,  // 19: runnel.v1.ConfigEntry.source:type_name -> runnel.v1.ConfigSource
-	53, // 20: runnel.v1.PartitionDescription.error:type_name -> runnel.v1.ItemError
-	27, // 21: runnel.v1.ListTopicConfigKeysResponse.keys:type_name -> runnel.v1.ConfigKey
-	29, // 22: runnel.v1.DeleteRecordsRequest.partitions:type_name -> runnel.v1.DeleteRecordsPartition
-	52, // 23: runnel.v1.DeleteRecordsRequest.timeout:type_name -> google.protobuf.Duration
-	31, // 24: runnel.v1.DeleteRecordsResponse.results:type_name -> runnel.v1.DeleteRecordsResult
-	53, // 25: runnel.v1.DeleteRecordsResult.error:type_name -> runnel.v1.ItemError
-	33, // 26: runnel.v1.ListOffsetsRequest.queries:type_name -> runnel.v1.OffsetQuery
-	54, // 27: runnel.v1.OffsetQuery.position:type_name -> runnel.v1.Position
-	55, // 28: runnel.v1.OffsetQuery.timestamp:type_name -> google.protobuf.Timestamp
-	56, // 29: runnel.v1.OffsetQuery.isolation:type_name -> runnel.v1.Isolation
-	35, // 30: runnel.v1.ListOffsetsResponse.offsets:type_name -> runnel.v1.OffsetAnswer
-	55, // 31: runnel.v1.OffsetAnswer.timestamp:type_name -> google.protobuf.Timestamp
-	53, // 32: runnel.v1.OffsetAnswer.error:type_name -> runnel.v1.ItemError
-	38, // 33: runnel.v1.DescribeClusterResponse.brokers:type_name -> runnel.v1.BrokerDescription
-	1,  // 34: runnel.v1.BrokerDescription.state:type_name -> runnel.v1.BrokerState
-	41, // 35: runnel.v1.CheckHealthResponse.findings:type_name -> runnel.v1.HealthFinding
-	2,  // 36: runnel.v1.HealthFinding.severity:type_name -> runnel.v1.HealthSeverity
-	3,  // 37: runnel.v1.ListPartitionsRequest.filters:type_name -> runnel.v1.PartitionFilter
-	44, // 38: runnel.v1.ListPartitionsResponse.partitions:type_name -> runnel.v1.PartitionListing
-	52, // 39: runnel.v1.RecoverPartitionRequest.timeout:type_name -> google.protobuf.Duration
-	47, // 40: runnel.v1.RecoverPartitionResponse.copies:type_name -> runnel.v1.PartitionCopy
-	1,  // 41: runnel.v1.PartitionCopy.state:type_name -> runnel.v1.BrokerState
-	4,  // 42: runnel.v1.PartitionCopy.role:type_name -> runnel.v1.CopyRole
-	55, // 43: runnel.v1.PartitionCopy.reported_at:type_name -> google.protobuf.Timestamp
-	52, // 44: runnel.v1.FenceBrokerRequest.timeout:type_name -> google.protobuf.Duration
-	5,  // 45: runnel.v1.AdminService.CreateTopics:input_type -> runnel.v1.CreateTopicsRequest
-	9,  // 46: runnel.v1.AdminService.DeleteTopics:input_type -> runnel.v1.DeleteTopicsRequest
-	13, // 47: runnel.v1.AdminService.AlterTopicConfigs:input_type -> runnel.v1.AlterTopicConfigsRequest
-	15, // 48: runnel.v1.AdminService.AddPartitions:input_type -> runnel.v1.AddPartitionsRequest
-	17, // 49: runnel.v1.AdminService.ListTopics:input_type -> runnel.v1.ListTopicsRequest
-	20, // 50: runnel.v1.AdminService.DescribeTopics:input_type -> runnel.v1.DescribeTopicsRequest
-	25, // 51: runnel.v1.AdminService.ListTopicConfigKeys:input_type -> runnel.v1.ListTopicConfigKeysRequest
-	28, // 52: runnel.v1.AdminService.DeleteRecords:input_type -> runnel.v1.DeleteRecordsRequest
-	32, // 53: runnel.v1.AdminService.ListOffsets:input_type -> runnel.v1.ListOffsetsRequest
-	36, // 54: runnel.v1.AdminService.DescribeCluster:input_type -> runnel.v1.DescribeClusterRequest
-	39, // 55: runnel.v1.AdminService.CheckHealth:input_type -> runnel.v1.CheckHealthRequest
-	42, // 56: runnel.v1.AdminService.ListPartitions:input_type -> runnel.v1.ListPartitionsRequest
-	45, // 57: runnel.v1.AdminService.RecoverPartition:input_type -> runnel.v1.RecoverPartitionRequest
-	48, // 58: runnel.v1.AdminService.FenceBroker:input_type -> runnel.v1.FenceBrokerRequest
-	7,  // 59: runnel.v1.AdminService.CreateTopics:output_type -> runnel.v1.CreateTopicsResponse
-	11, // 60: runnel.v1.AdminService.DeleteTopics:output_type -> runnel.v1.DeleteTopicsResponse
-	14, // 61: runnel.v1.AdminService.AlterTopicConfigs:output_type -> runnel.v1.AlterTopicConfigsResponse
-	16, // 62: runnel.v1.AdminService.AddPartitions:output_type -> runnel.v1.AddPartitionsResponse
-	18, // 63: runnel.v1.AdminService.ListTopics:output_type -> runnel.v1.ListTopicsResponse
-	21, // 64: runnel.v1.AdminService.DescribeTopics:output_type -> runnel.v1.DescribeTopicsResponse
-	26, // 65: runnel.v1.AdminService.ListTopicConfigKeys:output_type -> runnel.v1.ListTopicConfigKeysResponse
-	30, // 66: runnel.v1.AdminService.DeleteRecords:output_type -> runnel.v1.DeleteRecordsResponse
-	34, // 67: runnel.v1.AdminService.ListOffsets:output_type -> runnel.v1.ListOffsetsResponse
-	37, // 68: runnel.v1.AdminService.DescribeCluster:output_type -> runnel.v1.DescribeClusterResponse
-	40, // 69: runnel.v1.AdminService.CheckHealth:output_type -> runnel.v1.CheckHealthResponse
-	43, // 70: runnel.v1.AdminService.ListPartitions:output_type -> runnel.v1.ListPartitionsResponse
-	46, // 71: runnel.v1.AdminService.RecoverPartition:output_type -> runnel.v1.RecoverPartitionResponse
-	49, // 72: runnel.v1.AdminService.FenceBroker:output_type -> runnel.v1.FenceBrokerResponse
-	59, // [59:73] is the sub-list for method output_type
-	45, // [45:59] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	55, // 20: runnel.v1.PartitionDescription.error:type_name -> runnel.v1.ItemError
+	28, // 21: runnel.v1.ListTopicConfigKeysResponse.keys:type_name -> runnel.v1.ConfigKey
+	30, // 22: runnel.v1.DeleteRecordsRequest.partitions:type_name -> runnel.v1.DeleteRecordsPartition
+	54, // 23: runnel.v1.DeleteRecordsRequest.timeout:type_name -> google.protobuf.Duration
+	32, // 24: runnel.v1.DeleteRecordsResponse.results:type_name -> runnel.v1.DeleteRecordsResult
+	55, // 25: runnel.v1.DeleteRecordsResult.error:type_name -> runnel.v1.ItemError
+	34, // 26: runnel.v1.ListOffsetsRequest.queries:type_name -> runnel.v1.OffsetQuery
+	56, // 27: runnel.v1.OffsetQuery.position:type_name -> runnel.v1.Position
+	57, // 28: runnel.v1.OffsetQuery.timestamp:type_name -> google.protobuf.Timestamp
+	58, // 29: runnel.v1.OffsetQuery.isolation:type_name -> runnel.v1.Isolation
+	36, // 30: runnel.v1.ListOffsetsResponse.offsets:type_name -> runnel.v1.OffsetAnswer
+	57, // 31: runnel.v1.OffsetAnswer.timestamp:type_name -> google.protobuf.Timestamp
+	55, // 32: runnel.v1.OffsetAnswer.error:type_name -> runnel.v1.ItemError
+	40, // 33: runnel.v1.DescribeClusterResponse.brokers:type_name -> runnel.v1.BrokerDescription
+	39, // 34: runnel.v1.DescribeClusterResponse.controllers:type_name -> runnel.v1.ControllerDescription
+	1,  // 35: runnel.v1.ControllerDescription.state:type_name -> runnel.v1.ControllerState
+	2,  // 36: runnel.v1.BrokerDescription.state:type_name -> runnel.v1.BrokerState
+	43, // 37: runnel.v1.CheckHealthResponse.findings:type_name -> runnel.v1.HealthFinding
+	3,  // 38: runnel.v1.HealthFinding.severity:type_name -> runnel.v1.HealthSeverity
+	4,  // 39: runnel.v1.ListPartitionsRequest.filters:type_name -> runnel.v1.PartitionFilter
+	46, // 40: runnel.v1.ListPartitionsResponse.partitions:type_name -> runnel.v1.PartitionListing
+	54, // 41: runnel.v1.RecoverPartitionRequest.timeout:type_name -> google.protobuf.Duration
+	49, // 42: runnel.v1.RecoverPartitionResponse.copies:type_name -> runnel.v1.PartitionCopy
+	2,  // 43: runnel.v1.PartitionCopy.state:type_name -> runnel.v1.BrokerState
+	5,  // 44: runnel.v1.PartitionCopy.role:type_name -> runnel.v1.CopyRole
+	57, // 45: runnel.v1.PartitionCopy.reported_at:type_name -> google.protobuf.Timestamp
+	54, // 46: runnel.v1.FenceBrokerRequest.timeout:type_name -> google.protobuf.Duration
+	6,  // 47: runnel.v1.AdminService.CreateTopics:input_type -> runnel.v1.CreateTopicsRequest
+	10, // 48: runnel.v1.AdminService.DeleteTopics:input_type -> runnel.v1.DeleteTopicsRequest
+	14, // 49: runnel.v1.AdminService.AlterTopicConfigs:input_type -> runnel.v1.AlterTopicConfigsRequest
+	16, // 50: runnel.v1.AdminService.AddPartitions:input_type -> runnel.v1.AddPartitionsRequest
+	18, // 51: runnel.v1.AdminService.ListTopics:input_type -> runnel.v1.ListTopicsRequest
+	21, // 52: runnel.v1.AdminService.DescribeTopics:input_type -> runnel.v1.DescribeTopicsRequest
+	26, // 53: runnel.v1.AdminService.ListTopicConfigKeys:input_type -> runnel.v1.ListTopicConfigKeysRequest
+	29, // 54: runnel.v1.AdminService.DeleteRecords:input_type -> runnel.v1.DeleteRecordsRequest
+	33, // 55: runnel.v1.AdminService.ListOffsets:input_type -> runnel.v1.ListOffsetsRequest
+	37, // 56: runnel.v1.AdminService.DescribeCluster:input_type -> runnel.v1.DescribeClusterRequest
+	41, // 57: runnel.v1.AdminService.CheckHealth:input_type -> runnel.v1.CheckHealthRequest
+	44, // 58: runnel.v1.AdminService.ListPartitions:input_type -> runnel.v1.ListPartitionsRequest
+	47, // 59: runnel.v1.AdminService.RecoverPartition:input_type -> runnel.v1.RecoverPartitionRequest
+	50, // 60: runnel.v1.AdminService.FenceBroker:input_type -> runnel.v1.FenceBrokerRequest
+	8,  // 61: runnel.v1.AdminService.CreateTopics:output_type -> runnel.v1.CreateTopicsResponse
+	12, // 62: runnel.v1.AdminService.DeleteTopics:output_type -> runnel.v1.DeleteTopicsResponse
+	15, // 63: runnel.v1.AdminService.AlterTopicConfigs:output_type -> runnel.v1.AlterTopicConfigsResponse
+	17, // 64: runnel.v1.AdminService.AddPartitions:output_type -> runnel.v1.AddPartitionsResponse
+	19, // 65: runnel.v1.AdminService.ListTopics:output_type -> runnel.v1.ListTopicsResponse
+	22, // 66: runnel.v1.AdminService.DescribeTopics:output_type -> runnel.v1.DescribeTopicsResponse
+	27, // 67: runnel.v1.AdminService.ListTopicConfigKeys:output_type -> runnel.v1.ListTopicConfigKeysResponse
+	31, // 68: runnel.v1.AdminService.DeleteRecords:output_type -> runnel.v1.DeleteRecordsResponse
+	35, // 69: runnel.v1.AdminService.ListOffsets:output_type -> runnel.v1.ListOffsetsResponse
+	38, // 70: runnel.v1.AdminService.DescribeCluster:output_type -> runnel.v1.DescribeClusterResponse
+	42, // 71: runnel.v1.AdminService.CheckHealth:output_type -> runnel.v1.CheckHealthResponse
+	45, // 72: runnel.v1.AdminService.ListPartitions:output_type -> runnel.v1.ListPartitionsResponse
+	48, // 73: runnel.v1.AdminService.RecoverPartition:output_type -> runnel.v1.RecoverPartitionResponse
+	51, // 74: runnel.v1.AdminService.FenceBroker:output_type -> runnel.v1.FenceBrokerResponse
+	61, // [61:75] is the sub-list for method output_type
+	47, // [47:61] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_runnel_v1_admin_service_proto_init() }
@@ -4185,22 +4329,22 @@ func file_runnel_v1_admin_service_proto_init() {
 	}
 	file_runnel_v1_admin_service_proto_msgTypes[30].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[32].OneofWrappers = []any{}
-	file_runnel_v1_admin_service_proto_msgTypes[33].OneofWrappers = []any{}
-	file_runnel_v1_admin_service_proto_msgTypes[35].OneofWrappers = []any{}
-	file_runnel_v1_admin_service_proto_msgTypes[37].OneofWrappers = []any{}
-	file_runnel_v1_admin_service_proto_msgTypes[39].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[34].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[36].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[38].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[40].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[41].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[42].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[43].OneofWrappers = []any{}
 	file_runnel_v1_admin_service_proto_msgTypes[44].OneofWrappers = []any{}
+	file_runnel_v1_admin_service_proto_msgTypes[45].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_v1_admin_service_proto_rawDesc), len(file_runnel_v1_admin_service_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   47,
+			NumEnums:      6,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
