@@ -283,8 +283,24 @@ func (r *redriver) done(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
+// redriveGrace is how long an interruption waits for what is being written, so that
+// it is not written again.
+const redriveGrace = 5 * time.Second
+
+// graced returns a context that ends a while after ctx does.
+func graced(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	later, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) }) })
+	return later, func() {
+		unhook()
+		cancel(nil)
+	}
+}
+
 // batch writes the records of b back, and commits them when they are acknowledged.
 func (r *redriver) batch(ctx context.Context, b *client.Batch) error {
+	ctx, cancel := graced(ctx, redriveGrace)
+	defer cancel()
 	var (
 		back []client.Record
 		last client.Record
