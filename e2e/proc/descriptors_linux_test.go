@@ -28,11 +28,11 @@ func TestFewDescriptors(t *testing.T) {
 	write(t, n, "before", "early\n")
 	limit(256)
 	for range 60 {
-		c, err := net.Dial("tcp", n.Client)
+		c, err := new(net.Dialer).DialContext(t.Context(), "tcp", n.Client)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close() //nolint:errcheck // it was idle
+		t.Cleanup(func() { _ = c.Close() }) // it was idle
 	}
 	n.try(t, n.command(t, "topic", "create", "wide", "--partitions", "300")) // done, or not yet everywhere
 	n.try(t, n.command(t, "topic", "create", "wider", "--partitions", "100"))
