@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,6 +114,15 @@ func TestCoordinator_silence(t *testing.T) {
 	})
 }
 
+// size returns how large the sizes of a case are to be: as the case has them when
+// RUNNEL_E2E is full.
+func size(usual, whole int) int {
+	if os.Getenv("RUNNEL_E2E") == "full" {
+		return whole
+	}
+	return usual
+}
+
 // CG-07: what was not replicated is not answered, and fails when the leadership
 // goes; nothing that was acknowledged is ever missing afterwards.
 func TestCoordinator_nothingBeforeItIsCommittedCG07(t *testing.T) {
@@ -144,7 +154,7 @@ func TestCoordinator_nothingBeforeItIsCommittedCG07(t *testing.T) {
 			t.Error("a commit without a leader succeeded")
 		}
 		acked := int64(10)
-		for i := range 40 {
+		for i := range size(40, 1000) {
 			r.lead(1)
 			r.ready()
 			if got := r.committed("g", p); i > 0 && got < acked {
@@ -328,14 +338,15 @@ func TestCoordinator_retentionCG06(t *testing.T) {
 		t := r.t
 		topic := r.topic("orders", 1)
 		p := group.Part{Topic: topic.ID}
-		for i := range 2000 {
+		groups := size(2000, 20_000)
+		for i := range groups {
 			if err := r.commit(fmt.Sprint("g", i), "", 0, 1, p); err != nil {
 				t.Fatal(err)
 			}
 		}
 		count := func() (n int) {
 			for shard := range int32(2) {
-				got, err := r.List(context.Background(), shard, "g", "", nil, 10000)
+				got, err := r.List(context.Background(), shard, "g", "", nil, groups)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -343,7 +354,7 @@ func TestCoordinator_retentionCG06(t *testing.T) {
 			}
 			return n
 		}
-		wantEqual(t, "groups", 2000, count())
+		wantEqual(t, "groups", groups, count())
 		pause(62 * time.Minute)
 		wantEqual(t, "groups after their retention", 0, count())
 		for _, s := range r.all() {
@@ -369,7 +380,7 @@ func TestCoordinator_largeStateCG19(t *testing.T) {
 			terms.Topics = append(terms.Topics, fmt.Sprintf("a-topic-with-a-name-%04d", i))
 		}
 		topic := r.topic("a-topic-with-a-name-0007", 1)
-		const members = 500
+		members := size(500, 2000)
 		var ms []*Membership
 		for i := range members {
 			m, err := r.Open(0, "large")
