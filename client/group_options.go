@@ -3,6 +3,8 @@ package client
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"time"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -158,9 +160,21 @@ func newGroupOptions(name string, opts []GroupOption) (groupOptions, error) {
 		errs = append(errs, fmt.Errorf("OnNoCommit(%d): want ResetEarliest, ResetLatest or ResetFail", o.noCommit))
 	}
 	if o.deadLetter != nil {
-		errs = append(errs, o.deadLetter.check(o.topics))
+		errs = append(errs, o.deadLetter.check(o.reads))
+	}
+	if _, err := regexp.Compile(o.pattern); err != nil {
+		errs = append(errs, fmt.Errorf("TopicPattern(%q): want a regular expression in the syntax of RE2: %w", o.pattern, err))
 	}
 	return o, errors.Join(errs...)
+}
+
+// reads reports whether a topic is among those that the group asks for.
+func (o *groupOptions) reads(topic string) bool {
+	if slices.Contains(o.topics, topic) {
+		return true
+	}
+	re, err := regexp.Compile("^(?:" + o.pattern + ")$") // as the brokers match it
+	return o.pattern != "" && err == nil && re.MatchString(topic)
 }
 
 // proto is the number of the API, which the values follow.

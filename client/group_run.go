@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,7 +15,8 @@ import (
 // and what was wrong, and the group goes on with the next one. Zero values stand
 // for the defaults.
 type DeadLetter struct {
-	// Topic is where such records go. It must exist.
+	// Topic is where such records go. It must exist, and the group must not read it,
+	// nor by its pattern.
 	Topic string
 	// Attempts is how often a record is tried in all; 5 by default.
 	Attempts int
@@ -61,11 +61,11 @@ func WithDeadLetter(d DeadLetter) GroupOption {
 	}
 }
 
-func (d *DeadLetter) check(topics []string) error {
+func (d *DeadLetter) check(reads func(topic string) bool) error {
 	switch {
 	case d.Topic == "":
 		return errors.New("WithDeadLetter: no topic")
-	case slices.Contains(topics, d.Topic):
+	case reads(d.Topic):
 		return fmt.Errorf("WithDeadLetter: the group reads %q itself: records would go round for ever", d.Topic)
 	case d.Attempts < 1 || d.Backoff < 0 || d.MaxBackoff < d.Backoff:
 		return fmt.Errorf("WithDeadLetter: %d attempts, backoff %v to %v: want 1 or more, and a backoff from 0 to its maximum", d.Attempts, d.Backoff, d.MaxBackoff)

@@ -342,10 +342,22 @@ func TestNewGroup_refuses(t *testing.T) {
 		"WithAssignor":     {client.Topics("t"), client.WithAssignor(9)},
 		"Prefetch":         {client.Topics("t"), client.Reading(client.Prefetch(1))},
 		"itself":           {client.Topics("t"), client.WithDeadLetter(client.DeadLetter{Topic: "t"})},
+		`"t-dead" itself`:  {client.TopicPattern("t.*"), client.WithDeadLetter(client.DeadLetter{Topic: "t-dead"})},
+		"syntax of RE2":    {client.TopicPattern("a)|(b")},
 		"no topic":         {client.Topics("t"), client.WithDeadLetter(client.DeadLetter{})},
 	} {
 		if _, err := c.NewGroup("g", opts...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want one about %q", err, want)
+		}
+	}
+	for _, pattern := range []string{"t", "t|u", "x-t-deadly"} { // whole names match, as at the brokers
+		gr, err := c.NewGroup("g", client.TopicPattern(pattern), client.WithDeadLetter(client.DeadLetter{Topic: "t-dead"}))
+		if err != nil {
+			t.Errorf("pattern %q does not match the dead-letter topic: %v", pattern, err)
+			continue
+		}
+		if err := gr.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 	if _, err := c.NewGroup("", client.Topics("t")); err == nil {

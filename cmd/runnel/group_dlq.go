@@ -174,7 +174,7 @@ func (a *app) redrive(ctx context.Context, topic, to string, dry bool) error {
 		if r.p, err = c.NewProducer(); err != nil {
 			return err
 		}
-		err = r.all(ctx)
+		err = a.groupHint(r.all(ctx), redriveGroup(topic), topic)
 		err = errors.Join(err, r.p.Close(ctx), r.g.Close())
 	}
 	if ctx.Err() != nil {

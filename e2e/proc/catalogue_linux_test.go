@@ -180,7 +180,7 @@ func TestCluster_twoControllersEmptied(t *testing.T) {
 	l.flowing(t, time.Now(), flowsWithin)
 	l.check(t)
 	settled(t, g)
-	equal(t, g)
+	equal(t, g, txnsPartitions)
 	if diff := cmp.Diff(topics, topicDirs(t, g)); diff != "" {
 		t.Errorf("directories of topics, -before +after:\n%s", diff)
 	}

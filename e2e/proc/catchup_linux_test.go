@@ -1,0 +1,198 @@
+package proc
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/runnelmq/runnel/client"
+)
+
+const (
+	wide           = "wide"
+	widePartitions = 200
+	// pileBytes are what each partition holds, and an emptied follower lacks.
+	pileBytes = 320 << 10
+	// paceEvery is the time between two records of a pace.
+	paceEvery = 2 * time.Millisecond
+	// slowerAtMost is PROTOCOL §6 row 74's factor of two, and as much again for
+	// what else the machine does.
+	slowerAtMost = 4
+	// noiseBelow is a p99 that says nothing of the brokers.
+	noiseBelow = 5 * time.Millisecond
+)
+
+// A pace writes a record every paceEvery, whether those before were acknowledged
+// or not, and notes how long each took from the time when it was due.
+type pace struct {
+	c *client.Client
+
+	mu      sync.Mutex
+	samples []paceSample
+	failed  []error
+}
+
+type paceSample struct {
+	due  time.Time
+	took time.Duration
+}
+
+func (p *pace) run(ctx context.Context) error {
+	producer, err := p.c.NewProducer(client.PartitionBy(client.Manual), client.Linger(0))
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(paceEvery)
+	defer tick.Stop()
+	value := make([]byte, 1024)
+	for i := int32(0); ; i++ {
+		select {
+		case <-ctx.Done():
+			return producer.Close(context.WithoutCancel(ctx))
+		case due := <-tick.C:
+			producer.Produce(context.WithoutCancel(ctx), client.Record{Topic: wide, Partition: i % widePartitions, Value: value}, func(r client.Result) {
+				p.note(paceSample{due, time.Since(due)}, r.Err)
+			})
+		}
+	}
+}
+
+func (p *pace) note(s paceSample, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.failed = append(p.failed, err)
+		return
+	}
+	p.samples = append(p.samples, s)
+}
+
+// p99 logs and returns what the slowest hundredth of the records took at least
+// that were due in a time.
+func (p *pace) p99(t *testing.T, when string, from, to time.Time) time.Duration {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var took []time.Duration
+	for _, s := range p.samples {
+		if !s.due.Before(from) && s.due.Before(to) {
+			took = append(took, s.took)
+		}
+	}
+	if len(took) < 300 {
+		t.Fatalf("%s, only %d records were acknowledged in %v", when, len(took), to.Sub(from))
+	}
+	slices.Sort(took)
+	at := took[len(took)*99/100]
+	t.Logf("%s: %v, %d records, p50 %v, p99 %v, max %v", when, to.Sub(from).Round(time.Millisecond), len(took),
+		took[len(took)/2].Round(10*time.Microsecond), at.Round(10*time.Microsecond), took[len(took)-1].Round(10*time.Microsecond))
+	return at
+}
+
+// inSync waits until n replicas of every wide partition are in sync.
+func inSync(t *testing.T, c *client.Client, n int) {
+	t.Helper()
+	eventually(t, "the replicas in sync are as many as they should be", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		ds, err := c.NewAdmin().DescribeTopics(ctx, []string{wide})
+		return err == nil && len(ds) == 1 && len(ds[0].Partitions) == widePartitions &&
+			!slices.ContainsFunc(ds[0].Partitions, func(p client.PartitionDescription) bool { return len(p.ISR) != n })
+	})
+}
+
+// pileUp fills the wide topic with bytes that don't compress.
+func pileUp(t *testing.T, c *client.Client) {
+	t.Helper()
+	rs := must[[]client.TopicResult](t)(c.NewAdmin().CreateTopics(t.Context(), []client.NewTopic{{Name: wide, Partitions: widePartitions, ReplicationFactor: 3}}))
+	if rs[0].Err != nil {
+		t.Fatal(rs[0].Err)
+	}
+	p := must[*client.Producer](t)(c.NewProducer(client.PartitionBy(client.Manual)))
+	value := make([]byte, 32<<10)
+	src := rand.NewChaCha8([32]byte{})
+	for i := range pileBytes / len(value) * widePartitions {
+		_, _ = src.Read(value)
+		p.Produce(t.Context(), client.Record{Topic: wide, Partition: int32(i % widePartitions), Value: slices.Clone(value)}, func(r client.Result) {
+			if r.Err != nil {
+				t.Error(r.Err)
+			}
+		})
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A broker whose disk was emptied copies 200 partitions anew, no faster than it
+// may, while what is in sync is written about as quickly as before.
+func TestCluster_catchUpAside(t *testing.T) {
+	if !whole() {
+		t.Skip("a part of make e2e: it measures for a minute")
+	}
+	// Bytes a second that each of the two leaders may send to who is not in sync.
+	for name, rate := range map[string]int{"4 MiB/s": 4 << 20, "no bound": 0} {
+		t.Run(name, func(t *testing.T) { catchUpAside(t, rate) })
+	}
+}
+
+func catchUpAside(t *testing.T, rate int) {
+	t.Helper()
+	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, BrokerSet: []string{"replication.catch_up_rate=" + strconv.Itoa(rate) + "B"}})
+	c := must[*client.Client](t)(client.New(g.Seeds()))
+	t.Cleanup(func() { _ = c.Close() })
+	pileUp(t, c)
+	inSync(t, c, 3)
+
+	p := &pace{c: c}
+	ctx, stop := context.WithCancel(t.Context())
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		if err := p.run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer writing.Wait()
+	defer stop()
+	pass(t, 2*time.Second) // connections are made
+	begin := time.Now()
+	pass(t, 8*time.Second)
+	before := p.p99(t, "three in sync", begin, time.Now())
+
+	bad := g.Brokers[0]
+	bad.stop(t)
+	wipe(t, bad)
+	inSync(t, c, 2)
+	pass(t, time.Second)
+	begin = time.Now()
+	pass(t, 5*time.Second)
+	p.p99(t, "one away", begin, time.Now())
+
+	begin = time.Now()
+	if err := bad.Start(); err != nil {
+		t.Fatal(err)
+	}
+	inSync(t, c, 3)
+	end := time.Now()
+	stop()
+	writing.Wait()
+	during := p.p99(t, "an emptied one catches up", begin, end)
+	t.Logf("the p99 is %.1f times that of before", float64(during)/float64(before))
+	if during > slowerAtMost*max(before, noiseBelow) {
+		t.Errorf("the p99 rose from %v to %v while a follower caught up", before, during)
+	}
+	if len(p.failed) > 0 {
+		t.Errorf("%d records failed, the first: %v", len(p.failed), p.failed[0])
+	}
+	if rate > 0 {
+		least := time.Duration(float64(widePartitions*pileBytes) / float64(2*rate) * float64(time.Second))
+		if took := end.Sub(begin); took < least*9/10 {
+			t.Errorf("caught up in %v: two leaders that keep to their rates need %v", took, least)
+		}
+	}
+	equal(t, g, widePartitions)
+}
