@@ -89,7 +89,8 @@ const (
 // Errors that end a session for good.
 var (
 	// ErrClusterMismatch means that the data directory belongs to another
-	// cluster than the controllers.
+	// cluster than the controllers. It ends no session that a controller of its
+	// own cluster has taken before: the records don't wait for controllers.
 	ErrClusterMismatch = errors.New("the controllers belong to another cluster")
 	// ErrDuplicateBroker means that another live process has this broker's id.
 	ErrDuplicateBroker = errors.New("another process with this broker id is alive")
@@ -124,6 +125,7 @@ func (s *Session) Run(ctx context.Context) error {
 	backoff := backoffMin
 	var duplicateSince time.Time
 	var last complaint
+	served := false // a controller took this broker: one that was emptied since is only away
 	for ctx.Err() == nil {
 		addr := next.pick()
 		registered, err := s.connect(ctx, addr)
@@ -131,10 +133,11 @@ func (s *Session) Run(ctx context.Context) error {
 			return nil //nolint:nilerr // the end of ctx is the orderly end
 		}
 		if registered {
+			served = true
 			backoff = backoffMin
 			duplicateSince = time.Time{}
 		}
-		if errors.Is(err, ErrClusterMismatch) {
+		if errors.Is(err, ErrClusterMismatch) && !served {
 			return err
 		}
 		if errors.Is(err, ErrDuplicateBroker) {

@@ -332,6 +332,38 @@ func TestRefusesAnotherCluster(t *testing.T) {
 	})
 }
 
+// A controller that lost its data, and began another cluster, is as one that is
+// away to a broker that runs: it goes on, and comes back when the data do.
+func TestOutlivesAnotherCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		end := w.run(t)
+		time.Sleep(time.Second)
+		own, revision := w.controllers["a"].ClusterID(), w.store.Load().Revision
+		if revision == 0 || w.id.cluster != own {
+			t.Fatalf("at revision %d of cluster %q: it has not registered", revision, w.id.cluster)
+		}
+		w.controllers["a"].Set(metadatatest.Cluster("11111111-1111-1111-1111-111111111111"))
+		w.controllers["a"].Break(status.Error(codes.Unavailable, "killed"))
+		time.Sleep(10 * time.Second)
+		if _, _, err := w.Controller(); err == nil {
+			t.Error("obeys a controller of another cluster")
+		}
+		if w.id.cluster != own || w.store.Load().Revision != revision {
+			t.Errorf("at revision %d of cluster %q, want %d of %q", w.store.Load().Revision, w.id.cluster, revision, own)
+		}
+		w.controllers["a"].Set(metadatatest.Cluster(own))
+		time.Sleep(10 * time.Second)
+		if _, _, err := w.Controller(); err != nil {
+			t.Errorf("its own cluster is back, and it is not: %v", err)
+		}
+		end()
+		if w.runErr != nil {
+			t.Errorf("Run = %v", w.runErr)
+		}
+	})
+}
+
 // A controller without data must not make a broker forget whose it is.
 func TestRefusesAnEmptyCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -90,10 +90,12 @@ func (l *launcher) launch(ctx context.Context) error {
 		members, advertise = append(members, m), append(advertise, m.advertised)
 	}
 	for _, m := range members {
-		n, err := l.start(m.name, m.admin, l.controllerArgs(m, members))
+		args := l.controllerArgs(m, members)
+		n, err := l.start(m.name, m.admin, args)
 		if err != nil {
 			return err
 		}
+		n.plain = func() (*Process, error) { return l.run(m.name, append([]string{args[0]}, args[2:]...)) }
 		n.Internal, n.Etcd = m.listen, m.etcd
 		n.joining = func(dir, others string) *Node {
 			again := *l

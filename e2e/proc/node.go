@@ -32,6 +32,8 @@ type Node struct {
 	// joining returns a controller in the place of this one, which has no data,
 	// in dir, and joins the etcd at others. Restart starts it.
 	joining func(dir, others string) *Node
+	// plain starts a controller without --bootstrap.
+	plain func() (*Process, error)
 }
 
 // Restart starts a node that has ended once more, on the same data and ports,

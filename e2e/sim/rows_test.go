@@ -23,6 +23,7 @@ type row struct {
 const (
 	inSim         = "e2e/sim"
 	inProc        = "e2e/proc"
+	inMetadata    = "broker/metadata"
 	inPartition   = "broker/partition"
 	inReplication = "broker/replication"
 	inRPC         = "broker/rpc"
@@ -104,12 +105,12 @@ func clusterRows() []row {
 		{70, "a follower is away for longer than tombstones are kept", map[string][]string{inPartition: {"TestClean_followerAwayTooLong", "TestClean_followerOvertaken"}}, ""},
 		{71, "leaders of an idle partition change", map[string][]string{inSim: {"TestCaseIdleLeaders"}}, ""},
 		{72, "a long rest, and one record", map[string][]string{inSim: {"TestStoryIdleForLong"}}, "the rest takes 20 minutes"},
-		{73, "a leader is paused for 40 s, within its session", map[string][]string{inPartition: {"TestLag"}, inSessions: {"TestRoster_judges_nobody_after_standing_still"}}, "no cluster is paused for that long"},
+		{73, "a leader is paused for 40 s, within its session", map[string][]string{inPartition: {"TestLag"}, inSessions: {"TestRoster_judges_nobody_after_standing_still"}, inProc: {"TestCluster_leaderPausedWithinItsSession"}}, ""},
 		{74, "an emptied follower catches up with 200 partitions", map[string][]string{inReplication: {"TestCatchUp_isThrottledAndAside", "TestSlowRead_holdsUpNobodyInSync"}, inProc: {"TestCluster_catchUpAside"}}, "the twofold: on a shared machine the p99 swings by more, is held to four times, and does not tell whether those that catch up come last; the bound on their bytes is held"},
 		{75, "a proxy of 1,000 members restarts", map[string][]string{inRPC: {"TestGroups_restartsMoveNothing"}, inProc: {"TestGroups_coordinatorKilled"}}, ""},
 		{76, "100 changes of the leader under one stream through a proxy", map[string][]string{inSim: {"TestStoryManyHandOvers", "TestStoryOrderThroughAProxy"}, inRPC: {"TestForward_orderOverManyMoves"}}, "the 100 are in soaks, 6 in every run"},
 		{77, "a rolling restart, and nothing is uncertain", map[string][]string{inSim: {"TestStoryManyHandOvers"}, inProc: {"TestCluster_rollingRestart"}}, ""},
-		{78, "two of three controllers are emptied", map[string][]string{inController: {"TestEmbeddedEtcd_is_not_made_by_accident"}, inPartition: {"TestAbsenceDeletesNothing"}}, "not shown as a whole"},
+		{78, "two of three controllers are emptied", map[string][]string{inController: {"TestEmbeddedEtcd_is_not_made_by_accident"}, inPartition: {"TestAbsenceDeletesNothing"}, inMetadata: {"TestOutlivesAnotherCluster"}, inProc: {"TestCluster_twoControllersEmptied"}}, ""},
 		{79, "etcd is restored from a backup", map[string][]string{inStore: {"TestBackup_is_restored_far_ahead_of_what_may_have_happened_since"}, inProc: {"TestControllerCommands"}}, ""},
 		{80, "the first group comes while one of three brokers is up", map[string][]string{inSim: {"TestCaseInternalTopicGrows"}, inState: {"TestInternalTopics_are_not_for_users"}}, ""},
 	}
