@@ -13,6 +13,9 @@ import (
 // goes on with what fits, says so, loses nothing, and needs no restart when there
 // are enough.
 func TestFewDescriptors(t *testing.T) {
+	if !whole() {
+		t.Skip("it takes long: make e2e")
+	}
 	n := dev(t, Dev{Data: t.TempDir()})
 	limit := func(files uint64) {
 		t.Helper()

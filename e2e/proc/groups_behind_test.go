@@ -154,6 +154,9 @@ func (b *behindLook) pace(rec *client.Record, p *client.GroupPartition, now time
 // them; its lag in records and seconds, and the time to data loss, are right before,
 // on the way, and after.
 func TestGroups_dayBehind(t *testing.T) {
+	if !whole() {
+		t.Skip("it takes long: make e2e")
+	}
 	pile := 200_000
 	if whole() {
 		pile = 10_000_000

@@ -49,6 +49,9 @@ func forward(ctx context.Context, c *client.Client) (back []string) {
 // back, every record is processed, and partitions that stay where they are do not
 // wait for those that move.
 func TestGroups_membersComeAndGo(t *testing.T) {
+	if !whole() {
+		t.Skip("it takes long: make e2e")
+	}
 	long := 6 * time.Second
 	if whole() {
 		long = time.Minute
