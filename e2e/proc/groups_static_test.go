@@ -15,6 +15,9 @@ import (
 // each has its partitions again, the others hear nothing of it, and no record is
 // processed twice or not at all.
 func TestGroups_rollingRestart(t *testing.T) {
+	if !whole() {
+		t.Skip("it takes long: make e2e")
+	}
 	const members, partitions, batch = 10, 30, 300
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "work", "--partitions", fmt.Sprint(partitions))
