@@ -79,6 +79,16 @@ func TestGroups_rollingRestart(t *testing.T) {
 		if diff := cmp.Diff(before, after); diff != "" || now != epoch {
 			t.Errorf("%s was restarted: group epoch %d, then %d; owners (-before +after):\n%s", name(i), epoch, now, diff)
 		}
+		// The coordinator counts what a static member had before it has told it.
+		eventually(t, name(i)+" has heard what is its", func() bool {
+			heard := 0
+			for _, e := range l.all()[mark:] {
+				if e.kind == evAssigned && e.member == name(i) {
+					heard++
+				}
+			}
+			return heard == partitions/members
+		})
 		events := l.all()
 		for _, e := range events[mark:] {
 			if e.kind != evRecord && (e.member != name(i) || before[e.partition] != name(i)) {
