@@ -19,9 +19,8 @@ const (
 	pileBytes = 320 << 10
 	// paceEvery is the time between two records of a pace.
 	paceEvery = 2 * time.Millisecond
-	// slowerAtMost is PROTOCOL §6 row 74's factor of two, and as much again for
-	// what else the machine does.
-	slowerAtMost = 4
+	// slowerAtMost is the factor of PROTOCOL §6 row 74.
+	slowerAtMost = 2
 	// noiseBelow is a p99 that says nothing of the brokers.
 	noiseBelow = 5 * time.Millisecond
 )
