@@ -11,6 +11,7 @@ import (
 
 // What an operator types at a node.
 func TestAdmin(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	t.Run("names", names(n))
 	t.Run("counts", counts(n))

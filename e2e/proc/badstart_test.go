@@ -49,6 +49,7 @@ func says(t *testing.T, log string, words ...string) {
 }
 
 func TestBadStart_occupiedPort(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	for name, args := range map[string][]string{
 		"client": {"--listen", n.Client},
@@ -61,6 +62,7 @@ func TestBadStart_occupiedPort(t *testing.T) {
 }
 
 func TestBadStart_dataInUse(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	says(t, refused(t, Dev{Data: n.Data}), n.Data, "in use")
 	n.cli(t, "cluster", "health")
@@ -69,6 +71,7 @@ func TestBadStart_dataInUse(t *testing.T) {
 // The logs of one cluster below the metadata of another would be taken for
 // nobody's, or for somebody else's.
 func TestBadStart_dataOfAnotherCluster(t *testing.T) {
+	t.Parallel()
 	var dirs [2]string
 	for i := range dirs {
 		n := dev(t, Dev{})
@@ -93,6 +96,7 @@ func TestBadStart_dataOfAnotherCluster(t *testing.T) {
 // A folder that can't be written, as one that belongs to somebody else, is told
 // with what to do (OP-10).
 func TestBadStart_dataNotWritable(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -132,6 +136,7 @@ func listing(t *testing.T, dir string) string {
 }
 
 func TestBadStart_configuration(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "typo.yaml")
 	if err := os.WriteFile(file, []byte("id: 1\nlisten:\n  cleint: 127.0.0.1:1\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -182,6 +187,7 @@ func TestBadStart_configuration(t *testing.T) {
 // A node that listens everywhere tells clients the name it was given, as in a
 // container (OP-10).
 func TestBindAllAdvertises(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{Env: []string{"RUNNEL_DEV_BROKER_LISTEN_ADVERTISED_CLIENT=node.example:7420"}, Everywhere: true})
 	got := n.cli(t, "broker", "list")
 	if !strings.Contains(got, "node.example:7420") || strings.Contains(got, "0.0.0.0") {
@@ -196,6 +202,7 @@ func TestBindAllAdvertises(t *testing.T) {
 
 // All of a node works over IPv6 (OP-09).
 func TestIPv6(t *testing.T) {
+	t.Parallel()
 	var lc net.ListenConfig
 	lis, err := lc.Listen(t.Context(), "tcp", "[::1]:0")
 	if err != nil {
@@ -260,6 +267,7 @@ func TestDeploymentsLoad(t *testing.T) {
 }
 
 func TestCleanStop(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "kept", "--partitions", "3")
 	write(t, n, "kept", "a\nb\nc\n")

@@ -87,6 +87,7 @@ func led(t *testing.T, n *Node) map[int32]leading {
 // the third is there to tell; when it is not, and they do, no broker goes over
 // to it, and none touches its data (row 78).
 func TestCluster_twoControllersEmptied(t *testing.T) {
+	t.Parallel()
 	if !whole() {
 		t.Skip("a part of make e2e: it waits for what must not happen")
 	}

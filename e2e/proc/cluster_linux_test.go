@@ -17,6 +17,7 @@ const controllers = 3
 
 // With every broker killed and restarted in turn, nothing acknowledged is lost.
 func TestCluster_brokersKilledInTurn(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
@@ -34,6 +35,7 @@ func TestCluster_brokersKilledInTurn(t *testing.T) {
 
 // A leader that hangs loses its partitions, and does no harm when it goes on.
 func TestCluster_brokersPausedInTurn(t *testing.T) {
+	t.Parallel()
 	if !whole() {
 		t.Skip("a part of make e2e: it waits for sessions to time out")
 	}
@@ -58,6 +60,7 @@ func TestCluster_brokersPausedInTurn(t *testing.T) {
 
 // Brokers that are stopped in turn hand over first: no outcome is unknown.
 func TestCluster_rollingRestart(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
@@ -77,6 +80,7 @@ func TestCluster_rollingRestart(t *testing.T) {
 
 // All brokers killed at once come back by themselves.
 func TestCluster_allBrokersKilled(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)
@@ -106,6 +110,7 @@ func TestCluster_allBrokersKilled(t *testing.T) {
 // With the controllers away records go on, written and read on every partition,
 // and afterwards elections.
 func TestCluster_controllersKilled(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{Controllers: controllers, Brokers: 3})
 	createTxns(t, g)
 	l := startLoad(t, g)

@@ -13,6 +13,7 @@ import (
 // soon as a broker that is heard by too few was replaced, nothing is lost, and
 // the end that readers are told never goes back (RP-01).
 func TestCluster_linksCut(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{
 		Controllers: controllers, Brokers: 3, Links: true,
 		ControllerSet: []string{"cluster.session_timeout=1s"}, BrokerSet: []string{"replication.lag_time_max=2s"},

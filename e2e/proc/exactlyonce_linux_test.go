@@ -104,6 +104,7 @@ func (w *insistent) run(ctx context.Context, p *client.Producer, parts int32, st
 // finds records twice under the same faults, when what is unknown is written
 // again.
 func TestExactlyOnce(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -32,6 +32,7 @@ func smallDisk(t *testing.T, size string) string {
 // ST-05: on a full disk writes are refused with a reason, readers see no
 // damage, and writing goes on in the same process once there is space.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	// The metadata store takes 130 MB of it for its own log.
 	disk := smallDisk(t, "230m")
 	n := dev(t, Dev{Data: disk, Args: []string{"--set", "broker.storage.reserve_bytes=40MiB"}})

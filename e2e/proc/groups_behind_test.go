@@ -211,6 +211,7 @@ func TestGroups_dayBehind(t *testing.T) {
 // Records that retention deleted before the group has read them are an error that
 // names both ends, for programs and at the command line; not a silent gap.
 func TestGroups_retentionTooShort(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{Args: []string{"--set", "broker.storage.maintenance_interval=100ms"}})
 	n.cli(t, "topic", "create", "short", "--config", "segment.bytes=65536", "--config", "max.message.bytes=1000", "--config", "retention.bytes=131072")
 	c := must[*client.Client](t)(client.New([]string{n.Client}))

@@ -14,6 +14,7 @@ import (
 // Records that a handler cannot process are put aside, listed with their causes, and
 // written back once, however often that is asked for.
 func TestGroups_deadLetters(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "orders", "--partitions", "2")
 	n.cli(t, "topic", "create", "orders-dead")
@@ -63,6 +64,7 @@ func TestGroups_deadLetters(t *testing.T) {
 
 // The line that a person types to commit.
 func TestGrpcurl_commit(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "txns", "--partitions", "8")
 	c := must[*client.Client](t)(client.New([]string{n.Client}))

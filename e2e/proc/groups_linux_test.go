@@ -245,6 +245,7 @@ func (m *groupStub) work(ctx context.Context) {
 // nobody loses a
 // partition, none has two owners, no acknowledged commit is missing.
 func TestGroups_coordinatorKilled(t *testing.T) {
+	t.Parallel()
 	const partitions, members = 12, 6
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
 	b := &groupBoard{topic: "work", owner: map[int32]string{}, acked: map[int32]int64{}, at: map[int32]time.Time{}}

@@ -15,6 +15,7 @@ import (
 // Redriving that is interrupted, and then killed, goes on where it stood: what was
 // interrupted is written back once, and nothing is missing when it was killed.
 func TestGroups_redriveGoesOn(t *testing.T) {
+	t.Parallel()
 	const batches, batch = 400, 50
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "orders")

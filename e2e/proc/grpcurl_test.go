@@ -63,6 +63,7 @@ func dig(t *testing.T, v any, path ...any) any {
 
 // What a person types works with nothing but reflection.
 func TestGrpcurl(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 
 	created := answers(t, grpcurl(t, n, "runnel.v1.AdminService/CreateTopics", `{"topics":[{"name":"txns","partitions":8}]}`))
@@ -89,6 +90,7 @@ func TestGrpcurl(t *testing.T) {
 // What docs/idempotence.md has people type: the second answer is that of the
 // first, and says so.
 func TestGrpcurl_idempotent(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	answers(t, grpcurl(t, n, "runnel.v1.AdminService/CreateTopics", `{"topics":[{"name":"orders","partitions":1}]}`))
 	id := dig(t, answers(t, grpcurl(t, n, "runnel.v1.ProducerService/InitProducer", `{}`))[0], "producerId")
@@ -106,6 +108,7 @@ func TestGrpcurl_idempotent(t *testing.T) {
 
 // ST-19: absence and emptiness stay distinct, for keys and values.
 func TestGrpcurl_absentIsNotEmpty(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "nulls", "--partitions", "1")
 	answers(t, grpcurl(t, n, "runnel.v1.LogService/Produce",
@@ -137,6 +140,7 @@ func TestGrpcurl_absentIsNotEmpty(t *testing.T) {
 
 // A mistake gets its code and its reason, and says what to do.
 func TestGrpcurl_mistakes(t *testing.T) {
+	t.Parallel()
 	n := dev(t, Dev{})
 	n.cli(t, "topic", "create", "here", "--partitions", "2")
 	for _, c := range []struct{ name, method, request, want string }{

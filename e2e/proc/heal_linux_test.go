@@ -20,6 +20,7 @@ import (
 // are gone, old or damaged: it may not lead, and heals by itself once there is
 // somebody to copy from. In the end all copies are equal.
 func TestCluster_badDataHeal(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, n *Node){"wiped": wipe, "old": putBack, "corrupt": corrupt} {
 		t.Run(name, func(t *testing.T) {
 			g := cluster(t, Cluster{Controllers: 1, Brokers: 3, ControllerSet: []string{"cluster.session_timeout=1s"}})
@@ -179,6 +180,7 @@ func digests(t *testing.T, n *Node) map[string]string {
 // fetches a good copy; whoever reads meanwhile, and has brokers look at what came
 // damaged, gets every record.
 func TestCluster_damagedLeader(t *testing.T) {
+	t.Parallel()
 	if !whole() {
 		t.Skip("it takes long: make e2e")
 	}

@@ -194,6 +194,7 @@ func (s *stub) check() {
 // due, and whose leader is killed again and again, finds each record stored
 // exactly once, in order, and where it was told.
 func TestIdempotentStub_leadersKilled(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
 	createTxns(t, g)
 	settled(t, g)

@@ -50,6 +50,7 @@ func arrived(t *testing.T, conn net.Conn, within time.Duration) bool {
 }
 
 func TestLinks(t *testing.T) {
+	t.Parallel()
 	l := NewLinks()
 	defer l.Close()
 	l.Name(os.Getpid(), "me")

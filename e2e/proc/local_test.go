@@ -27,7 +27,7 @@ type local struct {
 func startLocal(t *testing.T, data string, args ...string) *local {
 	t.Helper()
 	l := &local{out: &tail{max: 64 << 10}}
-	l.cmd = exec.Command(buildLocal(t), append([]string{"--runnel", string(binary(t)), "--data", data}, args...)...) //nolint:noctx // it is told to stop, to see it stop
+	l.cmd = exec.Command(runner(t), append([]string{"--runnel", string(binary(t)), "--data", data}, args...)...) //nolint:noctx // it is told to stop, to see it stop
 	dieWithParent(l.cmd)
 	ready := &awaited{text: "Ctrl-C stops all", seen: make(chan struct{})}
 	l.cmd.Stdout = io.MultiWriter(l.out, ready)
@@ -54,14 +54,11 @@ func startLocal(t *testing.T, data string, args ...string) *local {
 	return nil
 }
 
-func buildLocal(t *testing.T) string {
+// runner is the path of what `make cluster` runs.
+func runner(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "local")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, "github.com/runnelmq/runnel/deployments/local")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return path
+	binary(t)
+	return built.local
 }
 
 // stop ends it as Ctrl-C does.
@@ -94,6 +91,7 @@ func (a *awaited) Write(b []byte) (int, error) {
 
 // `make cluster` starts a whole cluster, tells what works, and keeps the data.
 func TestLocalCluster(t *testing.T) {
+	t.Parallel()
 	data := t.TempDir()
 	base := must[int](t)(PortRange(t.Context(), 30))
 	flags := []string{"--base-port", strconv.Itoa(base)}
@@ -136,7 +134,8 @@ func TestLocalCluster(t *testing.T) {
 
 // A start that cannot succeed says why, and leaves nothing running.
 func TestLocalCluster_badStart(t *testing.T) {
-	runner := buildLocal(t)
+	t.Parallel()
+	runner := runner(t)
 	base := must[int](t)(PortRange(t.Context(), 30))
 	data := t.TempDir()
 	taken := must[*os.File](t)(os.Create(filepath.Join(data, "broker-2")))

@@ -4,15 +4,17 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 )
 
-// built is the binary under test, built once for all tests of a run.
+// built are the binaries under test, built once for all tests of a run.
 var built struct {
-	path Binary
-	err  error
+	path  Binary
+	local string // what `make cluster` runs
+	err   error
 }
 
 func TestMain(m *testing.M) {
@@ -27,6 +29,9 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	built.path, built.err = Build(context.Background(), dir)
+	if built.err == nil {
+		built.local, built.err = buildTo(context.Background(), filepath.Join(dir, "local"), "deployments/local")
+	}
 	m.Run()
 	if err := os.RemoveAll(dir); err != nil {
 		panic(err)

@@ -9,6 +9,7 @@ import (
 
 // The levers of the controllers work against a cluster that runs.
 func TestControllerCommands(t *testing.T) {
+	t.Parallel()
 	g := cluster(t, Cluster{Controllers: controllers, Brokers: 1})
 	broker := g.Brokers[0]
 	broker.cli(t, "topic", "create", "kept", "--partitions", "2")

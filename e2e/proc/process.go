@@ -27,12 +27,17 @@ func Build(ctx context.Context, dir string) (Binary, error) {
 	if err := readSources(); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "runnel")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/runnelmq/runnel/cmd/runnel")
+	path, err := buildTo(ctx, filepath.Join(dir, "runnel"), "cmd/runnel")
+	return Binary(path), err
+}
+
+// buildTo builds a command of the module, and returns the path.
+func buildTo(ctx context.Context, path, command string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/runnelmq/runnel/"+command)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
-	return Binary(path), nil
+	return path, nil
 }
 
 // readSources lists the folders of the module. `go test` takes a result from

@@ -34,6 +34,7 @@ grpcurl() { go tool -modfile=internal/tools/go.mod grpcurl "$@"; }
 // The commands of the pages that a newcomer reads work as typed. Only the
 // node's address differs, because tests share a machine.
 func TestPagesWorkAsTyped(t *testing.T) {
+	t.Parallel()
 	const usual = "127.0.0.1:7420"
 	for page, want := range map[string][]string{
 		"README.md":               {"one", "two", "three", `"value": "hello"`},

@@ -36,6 +36,7 @@ func createSource(t *testing.T, n *Node) {
 // Every line of every .go file goes in by the command line, keyed by the path
 // of its file, and comes back as it was and in order, also after a restart.
 func TestRealInput(t *testing.T) {
+	t.Parallel()
 	docs := corpus(t, fraction(5))
 	node := dev(t, Dev{})
 	createSource(t, node)
@@ -126,6 +127,7 @@ type fate struct {
 // A node that is killed while records stream in loses none that it had
 // acknowledged, stores none twice, and keeps the order of each key.
 func TestRealInputThroughKill9(t *testing.T) {
+	t.Parallel()
 	docs := corpus(t, fraction(5))
 	node := dev(t, Dev{})
 	createSource(t, node)
@@ -210,6 +212,7 @@ func TestRealInputThroughKill9(t *testing.T) {
 // The same by the command line, which says how many were acknowledged and how
 // many may or may not be stored.
 func TestProduceCommandThroughKill9(t *testing.T) {
+	t.Parallel()
 	docs := corpus(t, fraction(10))
 	total := records(docs)
 	node := dev(t, Dev{})

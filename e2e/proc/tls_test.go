@@ -63,6 +63,7 @@ func serverCert() *x509.Certificate {
 // What is wrong with certificates is said by the first command, at once and in
 // words (OP-13).
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	ca, stranger := newAuthority(t), newAuthority(t)
 	serve := func(c *x509.Certificate, more ...string) *Node {
 		_, cert, key := ca.issue(t, c)
