@@ -86,7 +86,7 @@ func (s *produceStream) serve(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	s.cancel(ctx.Err())
+	s.cancel(context.Cause(ctx))
 	receiver.Wait()
 	s.bury()
 	switch {

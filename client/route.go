@@ -164,7 +164,7 @@ func (c *Client) directTo(addr string) (*directConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, ErrClosed
+		return nil, errClientClosed
 	}
 	if d := c.direct[addr]; d != nil {
 		return d, nil
