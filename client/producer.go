@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -113,6 +114,15 @@ func (p *Producer) rerouted() {
 		pt.moved()
 		pt.wake()
 	})
+	for _, l := range p.allLanes() { // some may lead nowhere now
+		poke(l.wake)
+	}
+}
+
+func (p *Producer) allLanes() []*lane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Values(p.lanes))
 }
 
 // begin starts the goroutines that every producer has, at its first record. It
