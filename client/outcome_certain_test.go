@@ -135,7 +135,7 @@ func TestProducer_closeCutShortSaysWhatItMeans(t *testing.T) {
 			f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{err: storageFull()} }
 		}, "the producer is closed: the fake says so (STORAGE_FULL)"},
 		"lost": {nil, func(f *fakeBroker) {
-			f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
+			f.onProduce = func(int, *runnelv1.ProduceRequest) action {
 				return action{kill: status.Error(codes.Unavailable, "gone")}
 			}
 		}, unanswered + ": the connection to the broker was lost: gone"},

@@ -71,7 +71,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, du
 	apart := size+maxTimestampSize > maxRecord
 	full := pt.topic.batchBytes(pt.p.o.batchBytes)
 	for {
-		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+size > full) {
+		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+roomFor(size) > full) {
 			pt.sealLocked()
 		}
 		if pt.open == nil {
