@@ -10,6 +10,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // An endBook remembers how far partitions are known to be committed. That only
@@ -103,11 +104,8 @@ func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []er
 
 // beyondEnd says that nobody can have read up to an offset.
 func beyondEnd(p *commitPlace, end int64) error {
-	return &factError{
-		kind:  partition.ErrOffsetOutOfRange,
-		text:  fmt.Sprintf("%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end),
-		facts: map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
-	}
+	return refusal.New(partition.ErrOffsetOutOfRange, map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
+		"%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end)
 }
 
 // highWatermark is how far this leader knows the partition to be committed. It
