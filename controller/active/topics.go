@@ -62,7 +62,7 @@ func clash(taken map[string]string, w state.NewTopic) error {
 	case !ok, other == w.Name && w.IfNotExists:
 		return nil
 	case other == w.Name:
-		return refusal.New(state.ErrTopicExists, map[string]string{"topic": w.Name}, "topic %s is asked for twice", w.Name)
+		return refusal.New(state.ErrTopicExists, map[string]string{"topic": w.Name}, "topic %q is asked for twice", w.Name)
 	default:
 		return refusal.New(state.ErrInvalidName, map[string]string{"topic": w.Name},
 			"topic name %q differs only in '.' and '_' from %q in the same request", w.Name, other)
