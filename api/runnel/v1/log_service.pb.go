@@ -145,7 +145,8 @@ const (
 	FetchFormat_FETCH_FORMAT_RECORDS FetchFormat = 1
 	// Decoded, as strings.
 	FetchFormat_FETCH_FORMAT_TEXT FetchFormat = 2
-	// As stored: may begin before the asked offset and go beyond stop_offset; the reader drops those.
+	// As stored: may begin before the asked offset and go beyond stop_offset; the reader drops those. Who began at
+	// EARLIEST drops what is below the first response's log_start_offset.
 	FetchFormat_FETCH_FORMAT_BATCHES FetchFormat = 3
 )
 
