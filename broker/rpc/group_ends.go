@@ -56,7 +56,7 @@ type commitPlace struct {
 	offset int64
 }
 
-// checkEnds says which offsets are not committed in their partitions, so that
+// checkEnds says which of a member's offsets are not committed in their partitions, so that
 // nobody can have read what lies before them: those of records of an earlier
 // topic, or of nothing at all.
 func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []error {
@@ -98,6 +98,15 @@ func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []er
 		default:
 			s.ends.note(endKey{keys[k].part, record.Epoch(a.GetLeaderEpoch())}, a.GetOffset())
 		}
+	}
+	return errs
+}
+
+// checkThere says which partitions do not exist.
+func checkThere(_ context.Context, places []commitPlace) []error {
+	errs := make([]error, len(places))
+	for i, p := range places {
+		_, errs[i] = p.topic.Find(p.number)
 	}
 	return errs
 }
