@@ -11,6 +11,7 @@ import (
 	"time"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/partitioner"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -316,7 +317,7 @@ func (p *Producer) choose(t *topic, r *Record, size int, n int32) (int32, error)
 		}
 		return i, nil
 	case r.Key != nil:
-		return keyPartition(r.Key, n), nil
+		return partitioner.ForKey(r.Key, int(n)), nil
 	default:
 		return t.sticky.choose(size, p.o.batchBytes, n), nil
 	}
