@@ -1,5 +1,8 @@
 package client
 
+// Reserved returns what open batches have room for, in bytes.
+func (p *Producer) Reserved() int64 { return p.builders.reserved.Load() }
+
 // Lanes returns the addresses that the producer has a way to, "" for the seeds.
 func (p *Producer) Lanes() (to []string) {
 	p.mu.Lock()

@@ -102,10 +102,10 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, du
 
 func (pt *partition) newBatch(now, due time.Time, gen *generation) *batch {
 	b := &batch{
-		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
+		part: pt, entries: pt.p.entries.get(),
 		gen: pt.p.join(gen), opened: now, due: due, seq: notNumbered,
 	}
-	b.builder.Grow(pt.usual)
+	b.builder, b.reserved = pt.p.builders.get(pt.usual)
 	b.expiry = time.AfterFunc(due.Sub(now), func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
 		b.linger = time.AfterFunc(pt.p.o.linger, pt.wake)
@@ -127,6 +127,7 @@ func (pt *partition) sealLocked() {
 		return
 	}
 	pt.usual = pt.open.size()
+	pt.open.complete(&pt.p.builders)
 	pt.open.stage = stageQueued
 	pt.queue = append(pt.queue, pt.open)
 	pt.open = nil

@@ -63,7 +63,7 @@ func (c *Client) NewProducer(opts ...ProducerOption) (*Producer, error) {
 	p := &Producer{
 		c: c, o: o,
 		memory:   newMemory(o.buffered),
-		builders: builderPool{codec: record.NewCodec()},
+		builders: builderPool{codec: record.NewCodec(), budget: o.buffered / 4},
 		outcomes: outcomes{wake: make(chan struct{}, 1)},
 		lanes:    map[place]*lane{},
 		closing:  make(chan struct{}),

@@ -84,13 +84,13 @@ func (y *tally) errs(n int) (es []error) {
 	return es
 }
 
-func producer(t *testing.T, c *client.Client, opts ...client.ProducerOption) *client.Producer {
-	t.Helper()
+func producer(tb testing.TB, c *client.Client, opts ...client.ProducerOption) *client.Producer {
+	tb.Helper()
 	p, err := c.NewProducer(opts...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		_ = p.Close(ctx)

@@ -77,9 +77,11 @@ func (p *Producer) failWhole(b *batch, err error) *settled {
 // sibling returns an empty batch in the place and with the deadline of b.
 func (b *batch) sibling(p *Producer) *batch {
 	s := &batch{
-		part: b.part, stage: stageQueued, builder: p.builders.get(), entries: p.entries.get(),
+		part: b.part, stage: stageQueued, entries: p.entries.get(),
 		gen: p.join(b.gen), opened: b.opened, due: b.due, lastErr: b.lastErr, seq: notNumbered, retries: b.retries,
 	}
+	s.builder, s.reserved = p.builders.get(0)
+	s.complete(&p.builders) // it is filled at once
 	s.expiry = time.AfterFunc(time.Until(b.due), func() { b.part.expire(s) })
 	return s
 }
