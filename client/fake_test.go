@@ -36,7 +36,9 @@ type fakeBroker struct {
 	topics map[string]*fakeTopic
 	ids    int64               // producer ids given
 	noIDs  *runnelv1.ItemError // why none is
-	calls  int                 // produce requests with a batch
+	// silentOn is a topic that is not described.
+	silentOn string
+	calls    int // produce requests with a batch
 	// onProduce decides about the nth request, from 1; nil: all is taken.
 	onProduce func(n int, req *runnelv1.ProduceRequest) action
 	// onFetch may end a stream after so many responses; nil: never.
@@ -159,9 +161,15 @@ func (f *fakeBroker) partition(topic, id string, n int32) (*fakeTopic, *fakePart
 	return t, t.parts[n], nil
 }
 
-func (f *fakeBroker) DescribeTopics(_ context.Context, req *runnelv1.DescribeTopicsRequest) (*runnelv1.DescribeTopicsResponse, error) {
+func (f *fakeBroker) DescribeTopics(ctx context.Context, req *runnelv1.DescribeTopicsRequest) (*runnelv1.DescribeTopicsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.silentOn != "" && req.GetTopics()[0].GetName() == f.silentOn {
+		f.mu.Unlock()
+		<-ctx.Done()
+		f.mu.Lock()
+		return nil, ctx.Err()
+	}
 	resp := &runnelv1.DescribeTopicsResponse{}
 	for _, r := range req.GetTopics() {
 		t := f.topics[r.GetName()]

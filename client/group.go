@@ -276,6 +276,11 @@ func (g *Group) close(leave bool) error {
 	}
 	g.stop()
 	g.workers.Wait()
+	g.mu.Lock()
+	// What is in hand is the caller's alone from here on.
+	g.rest = nil
+	g.emptyLocked()
+	g.mu.Unlock()
 	return errors.Join(err, g.r.Close())
 }
 

@@ -206,7 +206,9 @@ func (g *Group) layDown(b *Batch) {
 func (g *Group) leaveAt(b *Batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.rest = b
+	if !g.closed {
+		g.rest = b
+	}
 }
 
 // finish counts a batch that was walked through as processed.

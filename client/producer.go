@@ -281,6 +281,7 @@ func (p *Producer) route(r *Record, e entry, cost int64, now time.Time, urgent b
 // place puts a record that was held into its partition.
 func (p *Producer) place(t *topic, v *topicView, h *heldRecord) {
 	_ = p.put(t, v, &h.r, h.e, h.cost, h.due, true, h.gen) // told to its callback
+	h.r = Record{}
 	p.leave(h.gen)
 }
 

@@ -457,7 +457,7 @@ func (r *Reader) Records(ctx context.Context) iter.Seq2[Record, error] {
 // walk yields the records of b that were not yet; false when the loop was left.
 func (r *Reader) walk(b *Batch, yield func(Record, error) bool) bool {
 	r.mu.Lock()
-	r.resume = true
+	r.resume = r.current == b // not after Close
 	r.mu.Unlock()
 	for b.Next() {
 		if !yield(b.rec, nil) {
@@ -488,7 +488,11 @@ func (r *Reader) Close() error {
 	for _, b := range r.queue {
 		r.releaseLocked(b)
 	}
-	r.queue, r.resume = nil, false
+	if r.resume { // where a loop was left, or is
+		r.current.a.pos = r.current.pos.Load()
+	}
+	// The batch in hand is the caller's alone from here on.
+	r.queue, r.current, r.resume = nil, nil, false
 	r.changedLocked()
 	r.mu.Unlock()
 	r.stop()

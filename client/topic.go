@@ -157,6 +157,7 @@ func (t *topic) expire(p *Producer, h *heldRecord) {
 
 func (h *heldRecord) settled(topic string, err error) settled {
 	h.expiry.Stop()
+	h.r = Record{} // a timer that was stopped may hold on to h
 	return settled{topic: topic, partition: -1, entries: []entry{h.e}, base: -1, err: err, cost: h.cost, gen: h.gen}
 }
 
