@@ -81,7 +81,7 @@ type clientOptions struct {
 	hooks   Hooks
 }
 
-// An Option changes how a Client connects.
+// An Option changes how a Client connects. A nil one changes nothing.
 type Option func(*clientOptions)
 
 // TLS makes the client connect with TLS; nil stands for the defaults of
@@ -131,10 +131,18 @@ func New(brokers []string, opts ...Option) (*Client, error) {
 	}
 	o := clientOptions{agent: "runnel-go", timeout: connectTimeout}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	if o.creds != nil && o.creds.RequireTransportSecurity() && o.tls == nil {
 		return nil, errors.New("a token is sent over TLS only: add client.TLS, or leave the token out")
+	}
+	if o.creds == bearer("") {
+		return nil, errors.New("Token(\"\"): want a token, or leave it out")
+	}
+	if o.timeout <= 0 {
+		return nil, fmt.Errorf("ConnectTimeout(%v): want more than 0", o.timeout)
 	}
 	if o.routing > Proxy {
 		return nil, fmt.Errorf("WithRouting(%d): want Direct or Proxy", o.routing)
@@ -226,7 +234,8 @@ func (bearer) RequireTransportSecurity() bool { return true }
 func (c *Client) Brokers() []string { return append([]string(nil), c.brokers...) }
 
 // Close ends the client's connections. Producers and Readers of the client
-// must have been closed before: what they had under way fails.
+// must have been closed before: what they had under way fails, and they are of no
+// use any more.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	closed := c.closed

@@ -141,7 +141,7 @@ func (g *Group) enqueueLocked(cs []queuedCommit, err error, done func(error)) {
 	}
 	switch {
 	case g.ended:
-		err = errors.Join(err, ErrClosed)
+		err = errors.Join(err, errGroupClosed)
 		cs = nil
 	case g.err != nil:
 		err = errors.Join(err, g.err)
@@ -200,7 +200,7 @@ func (g *Group) commitLoop(ctx context.Context) {
 				g.enqueueLocked(g.processedLocked(sortedParts(g.parts)), nil, nil)
 			}
 		case <-ctx.Done():
-			g.give(ErrClosed)
+			g.give(errGroupClosed)
 			return
 		}
 		wait := g.flush(ctx, &attempt)

@@ -135,7 +135,9 @@ func Reading(opts ...ReaderOption) GroupOption {
 func newGroupOptions(name string, opts []GroupOption) (groupOptions, error) {
 	o := groupOptions{interval: defaultCommitInterval, noCommit: ResetEarliest}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	var errs []error
 	if name == "" {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -36,6 +37,8 @@ type groupPart struct {
 func (p *groupPart) beginLocked(at int64) {
 	p.first, p.handed, p.done, p.doneEpoch, p.committed = at, at, at, noOffset, noOffset
 }
+
+var errGroupClosed = fmt.Errorf("the group is %w", ErrClosed)
 
 // A groupHand is what the program has in hand.
 type groupHand struct {
@@ -75,7 +78,7 @@ func (g *Group) resume(whole bool) (*Batch, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return nil, ErrClosed
+		return nil, errGroupClosed
 	}
 	if !g.begun {
 		g.begun = true
@@ -97,7 +100,7 @@ func (g *Group) trouble() error {
 	defer g.mu.Unlock()
 	switch {
 	case g.closed:
-		return ErrClosed
+		return errGroupClosed
 	case g.err != nil:
 		return g.err
 	case len(g.errs) > 0:

@@ -455,7 +455,7 @@ func (p *Producer) Close(ctx context.Context) error {
 		v.(*topic).abandon(p) //nolint:errcheck,forcetypeassert // nothing else is in there
 		return true
 	})
-	p.eachPartition((*partition).abandon)
+	p.eachPartition(func(pt *partition) { pt.abandon(errProducerClosed, errUnanswered) })
 	if was == producerNew {
 		p.caller.Go(func() { p.outcomes.run(p.settled) })
 	}
