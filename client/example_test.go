@@ -560,8 +560,7 @@ func ExampleRetriable() {
 	}
 	defer p.Close(ctx)
 	_, err = p.ProduceSync(ctx, client.Record{Topic: "orders", Value: make([]byte, 2<<20)})
-	var e *client.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*client.Error](err); ok {
 		most, _ := e.Int("maxBytes")
 		fmt.Println(e.Reason, most, client.Retriable(err), errors.Is(err, client.ErrOutcomeUnknown))
 	}
