@@ -99,6 +99,7 @@ func TestProducer_orderlyCloseLeavesNoBuffer(t *testing.T) {
 			p.Produce(t.Context(), client.Record{Topic: "t", Value: make([]byte, 1000)}, y.done(itoa(i)))
 		}
 		time.Sleep(500 * time.Millisecond)
+		synctest.Wait()
 		held := p.Buffers()
 		if err := p.Close(t.Context()); err != nil {
 			t.Error(err)

@@ -136,7 +136,7 @@ func TestClient_refusedAtTheDoor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := producer(t, connect(t, addrs, c.opts...), client.DeliveryTimeout(500*time.Millisecond))
+			p := producer(t, connect(t, addrs, c.opts...), client.DeliveryTimeout(2*time.Second)) // handshakes are slow where much goes on
 			rs, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("x")})
 			if rs[0].Outcome() != client.Failed || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v: %v; want it failed for %q", rs[0].Outcome(), err, c.want)
