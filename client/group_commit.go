@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -49,6 +50,8 @@ type commitWaiter struct {
 
 // Commit commits that recs, and all records before them in their partitions, are
 // processed; without any, what is processed now. It returns when that is durable.
+// A record before one that was committed takes nothing back: for that there is
+// [Group.CommitOffsets].
 //
 // A record of a partition that is not this member's any more, or was lost meanwhile,
 // is [ErrStaleAssignment]; [ErrUnknownMember] and [ErrFencedMember] are about the
@@ -77,7 +80,10 @@ func (g *Group) CommitAsync(recs []Record, done func(error)) {
 				r.Topic, r.Partition, r.Offset, ErrStaleAssignment))
 			continue
 		}
-		cs = append(cs, queuedCommit{part: p, offset: r.Offset + 1, epoch: r.LeaderEpoch})
+		if r.Offset+1 > p.said.offset { // else that was said with a later record
+			p.said = queuedCommit{part: p, offset: r.Offset + 1, epoch: r.LeaderEpoch}
+		}
+		cs = append(cs, p.said)
 		if r.Offset+1 > p.done { // as said; what is committed by itself goes on from there
 			p.done, p.doneEpoch = r.Offset+1, r.LeaderEpoch
 		}
@@ -100,11 +106,16 @@ func (g *Group) CommitOffsets(ctx context.Context, offsets ...OffsetCommit) erro
 				err = errors.Join(err, fmt.Errorf("commit: %w", notOwned(o.Topic, o.Partition)))
 				continue
 			}
+			if bad := checkText("the metadata", o.Metadata); bad != nil {
+				err = errors.Join(err, fmt.Errorf("commit %s/%d: %w", o.Topic, o.Partition, bad))
+				continue
+			}
 			epoch := o.LeaderEpoch
 			if epoch <= 0 {
 				epoch = noOffset
 			}
-			cs = append(cs, queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata})
+			p.said = queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata}
+			cs = append(cs, p.said)
 			p.done, p.doneEpoch = o.Offset, epoch
 		}
 		g.enqueueLocked(cs, err, done)
@@ -163,7 +174,9 @@ func (g *Group) enqueueLocked(cs []queuedCommit, err error, done func(error)) {
 	}
 	for _, c := range cs {
 		g.queue.offsets[c.part.partitionKey] = c
-		w.keys = append(w.keys, c.part.partitionKey)
+		if !slices.Contains(w.keys, c.part.partitionKey) {
+			w.keys = append(w.keys, c.part.partitionKey)
+		}
 	}
 	g.queue.waiters = append(g.queue.waiters, w)
 	g.mu.Unlock()

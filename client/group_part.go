@@ -25,6 +25,7 @@ type groupPart struct {
 	// doneEpoch is the leader epoch of the record before done.
 	doneEpoch int64
 	committed int64
+	said      queuedCommit // by the program, the furthest
 	// revoked is closed when it is to be given up, or lost; gone, when it is
 	// not owned any more.
 	revoked, gone chan struct{}
@@ -35,6 +36,7 @@ type groupPart struct {
 // beginLocked takes note of where reading begins, which is processed up to there.
 func (p *groupPart) beginLocked(at int64) {
 	p.first, p.handed, p.done, p.doneEpoch, p.committed = at, at, at, noOffset, noOffset
+	p.said = queuedCommit{part: p, offset: at, epoch: noOffset}
 }
 
 // A groupHand is what the program has in hand.
