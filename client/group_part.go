@@ -228,6 +228,34 @@ func (g *Group) finish(b *Batch) {
 	g.settleLocked()
 }
 
+// A passage is a move of a Reader's position over offsets that have no records.
+type passage struct {
+	a              *assigned
+	tag            uint64
+	logStart, next int64
+}
+
+// pass counts offsets without records as processed. All that came before them was
+// handed out, and is settled.
+func (g *Group) pass() {
+	g.r.mu.Lock()
+	ps := g.r.passed
+	g.r.passed = nil
+	g.r.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, x := range ps {
+		p := g.parts[x.a.partitionKey]
+		if p == nil || p.giving || p.moving || x.tag != x.a.tag.Load() || !g.aliveLocked() {
+			continue
+		}
+		// Where nothing was committed, nothing is as long as there is nothing.
+		if x.next > max(p.done, x.logStart) {
+			p.done, p.doneEpoch = x.next, noOffset
+		}
+	}
+}
+
 // passing reports whether an error of reading is one that the group gets over
 // by itself: a topic that is deleted is taken away by the brokers soon.
 func (g *Group) passing(err error) bool {

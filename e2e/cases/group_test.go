@@ -127,6 +127,47 @@ func offsets(from, to int) (out []string) {
 	return out
 }
 
+// A group that has come to offsets whose records are all compacted away, up to the
+// end, has no lag (ST-16).
+func TestST16_nothingIsLeft(t *testing.T) {
+	for _, processed := range []int{0, 1, 2} {
+		t.Run(fmt.Sprint(processed, " processed before"), func(t *testing.T) {
+			inTown(t, soonClean, func(w *town) {
+				t := w.t
+				c := w.client(brokerAddr)
+				defer c.Close()
+				configs := compacts()
+				configs["delete.retention.ms"] = "1000"
+				w.topic(c, "t", 1, configs)
+				p, err := c.NewProducer()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer p.Close(t.Context())
+				w.put(p, "t", client.Record{Key: []byte("k"), Value: []byte("v")}, client.Record{Key: []byte("l"), Value: []byte("v")})
+				if processed > 0 {
+					if _, _, err := c.NewAdmin().ResetOffsets(t.Context(), "g", []client.OffsetReset{{Topic: "t", To: client.AtOffset(int64(processed))}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.put(p, "t", client.Record{Key: []byte("k")}, client.Record{Key: []byte("l")})
+				time.Sleep(10 * time.Minute)
+				stop := w.member(c, "g", client.Topics("t"))
+				time.Sleep(20 * time.Second)
+				d, err := c.NewAdmin().DescribeGroup(t.Context(), "g")
+				if err != nil || len(d.Partitions) != 1 || d.LagRecords != 0 || d.Partitions[0].Committed != 4 {
+					t.Errorf("%+v, %v: want no lag", d, err)
+				}
+				w.put(p, "t", client.Record{Key: []byte("k"), Value: []byte("more")})
+				time.Sleep(time.Second)
+				if got, errs := stop(); fmt.Sprint(got) != "[more]" || len(errs) > 0 {
+					t.Errorf("read %v, %v", got, errs)
+				}
+			})
+		})
+	}
+}
+
 // What a group has processed of a compacted topic has no lag, whatever was
 // compacted away below, between and behind what there is (ST-16).
 func TestST16_noLagOverHoles(t *testing.T) {
