@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -106,7 +107,7 @@ func TestCG13_recordsWereDeleted(t *testing.T) {
 				got = append(got, w.idle(g, 20*time.Second)...)
 				want := c.want
 				if want[len(want)-1] != offsets(28, 29)[0] {
-					want = append(want[:len(want):len(want)], offsets(27, 29)...)
+					want = append(slices.Clip(want), offsets(27, 29)...)
 				}
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Error(diff)

@@ -69,7 +69,7 @@ func TestAD07_resetsGoWhereTheySay(t *testing.T) {
 
 		all := client.OffsetReset{Topic: "t", Partition: client.AnyPartition, To: client.AtOffset(50)}
 		stays := map[string]int64{"t/0": 50, "t/1": 50}
-		reset := func(dry bool, rs ...client.OffsetReset) (new []int64, err error) {
+		reset := func(dry bool, rs ...client.OffsetReset) (to []int64, err error) {
 			t.Helper()
 			var opts []client.AdminOption
 			if dry {
@@ -81,19 +81,19 @@ func TestAD07_resetsGoWhereTheySay(t *testing.T) {
 			}
 			var errs []error
 			for _, r := range results {
-				new = append(new, r.New)
+				to = append(to, r.New)
 				errs = append(errs, r.Err)
 			}
 			if err := errors.Join(errs...); err != nil || dry {
 				if applied {
 					t.Errorf("%+v: applied", rs)
 				}
-				return new, err
+				return to, err
 			}
 			if !applied {
 				t.Errorf("%+v: not applied", rs)
 			}
-			return new, nil
+			return to, nil
 		}
 		must := func(want map[string]int64) {
 			t.Helper()
