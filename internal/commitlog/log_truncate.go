@@ -370,7 +370,7 @@ func (l *Log) removeKept() error {
 		return l.failed.Set(err)
 	}
 	for _, e := range entries {
-		if e.Name != damageName && !isKept(e.Name) {
+		if e.IsDir || (e.Name != damageName && !isKept(e.Name)) {
 			continue
 		}
 		if err := l.fs.Remove(l.path(e.Name)); err != nil {
