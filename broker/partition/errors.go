@@ -11,6 +11,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // What a partition refuses or fails with. "Definite" means that nothing was
@@ -53,26 +54,6 @@ var (
 	// ErrShortBuffer: the first batch does not fit; a commitlog.ShortBufferError says how large it is.
 	ErrShortBuffer = commitlog.ErrShortBuffer
 )
-
-// A factError carries facts for programs beside its kind and its text.
-type factError struct {
-	kind  error
-	text  string
-	facts map[string]string
-}
-
-// Error implements error.
-func (e *factError) Error() string { return e.text }
-
-// Unwrap returns the sentinel.
-func (e *factError) Unwrap() error { return e.kind }
-
-// Metadata returns the facts.
-func (e *factError) Metadata() map[string]string { return e.facts }
-
-func facts(kind error, kv map[string]string, format string, args ...any) error {
-	return &factError{kind: kind, text: fmt.Sprintf(format, args...), facts: kv}
-}
 
 // An OutOfRangeError says what the log holds.
 type OutOfRangeError struct {
@@ -170,5 +151,5 @@ func notLeader(img *metadata.Image, t *metadata.Topic, n int32, p *metadata.Part
 		kv["address"] = b.ClientAddress
 		where = " at " + b.ClientAddress
 	}
-	return facts(ErrNotLeader, kv, "%s/%d: broker %d%s leads it in epoch %d, not this one", t.Name, n, p.Leader, where, p.LeaderEpoch)
+	return refusal.New(ErrNotLeader, kv, "%s/%d: broker %d%s leads it in epoch %d, not this one", t.Name, n, p.Leader, where, p.LeaderEpoch)
 }
