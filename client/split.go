@@ -46,7 +46,7 @@ func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
 				}
 				parts = append(parts, part)
 			}
-			if n := part.builder.Count(); n == most || n > 0 && part.builder.Size()+len(r.Key)+len(r.Value) > limit {
+			if n := part.builder.Count(); n == most || n > 0 && part.builder.Size()+roomFor(storedSize(&r)) > limit {
 				part = nil
 				continue
 			}
