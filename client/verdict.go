@@ -62,8 +62,10 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 		pt.topic.stale()
 	case errors.Is(err, ErrInvalidTimestamp), errors.Is(err, ErrInvalidRecord):
 		v.split = true
-	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound), errors.Is(err, ErrTopicIDMismatch):
+	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound):
 		pt.topic.stale()
+	case errors.Is(err, ErrTopicIDMismatch):
+		pt.topic.replaced(pt.id)
 	default:
 		v.again = Retriable(err)
 	}
