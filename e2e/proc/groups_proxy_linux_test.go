@@ -92,10 +92,10 @@ func TestGroups_proxyRestarts(t *testing.T) {
 		b.mu.Unlock()
 		began := time.Now()
 		step.end(step.from)
-		after := settled(step.to, began)
+		_ = settled(step.to, began)
 		took := time.Since(began)
 		step.from.restart(t)
-		after = settled(step.to, time.Now())
+		after := settled(step.to, time.Now())
 		b.mu.Lock()
 		moves = b.moves - moves
 		b.mu.Unlock()
