@@ -21,6 +21,9 @@ func (pt *partition) answered(b *batch, v verdict) {
 	var out []settled
 	pt.mu.Lock()
 	pt.inflight = remove(pt.inflight, b)
+	if v.err == nil {
+		pt.trouble = nil
+	}
 	if pt.p.o.idempotent {
 		out = pt.judgeNumbered(b, v, out)
 	} else {
@@ -71,7 +74,8 @@ func (pt *partition) judgeOnce(b *batch, v verdict, out []settled) []settled {
 
 // refuseLocked keeps b to be sent again.
 func (pt *partition) refuseLocked(b *batch, v verdict) {
-	b.stage, b.lastErr = stageQueued, telling(b.lastErr, v.err)
+	b.stage, b.lastErr = stageQueued, telling(b.lastErr, bare(v.err))
+	pt.trouble = telling(pt.trouble, b.lastErr)
 	b.misplaced, b.tooLarge = v.outOfOrder, v.split
 	b.attempts++
 	b.retries++

@@ -49,6 +49,8 @@ type Reader struct {
 	failing time.Time
 }
 
+var errReaderClosed = fmt.Errorf("the reader is %w", ErrClosed)
+
 type partitionKey struct {
 	topic     string
 	partition int32
@@ -149,7 +151,7 @@ func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return ErrClosed
+		return errReaderClosed
 	}
 	for i, l := range ls {
 		r.placeLocked(l, stops[i])
@@ -311,10 +313,10 @@ func (r *Reader) edit(topic string, partition int32, f func(*assigned)) error {
 	defer r.mu.Unlock()
 	a := r.parts[partitionKey{topic, partition}]
 	if r.closed {
-		return ErrClosed
+		return errReaderClosed
 	}
 	if a == nil {
-		return fmt.Errorf("%s/%d is not assigned to this reader", topic, partition)
+		return fmt.Errorf("%s/%d is not assigned to this reader: call Assign first", topic, partition)
 	}
 	f(a)
 	r.changedLocked()
@@ -407,7 +409,7 @@ func (r *Reader) takeLocked() (*Batch, error) {
 	}
 	switch {
 	case r.closed:
-		return nil, ErrClosed
+		return nil, errReaderClosed
 	case r.err != nil:
 		return nil, r.err
 	case r.doneLocked():

@@ -34,7 +34,7 @@ func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
 				}
 				parts = append(parts, part)
 			}
-			if part.builder.Count() > 0 && part.builder.Size()+len(r.Key)+len(r.Value) > limit {
+			if part.builder.Count() > 0 && part.builder.Size()+roomFor(storedSize(&r)) > limit {
 				part = nil
 				continue
 			}

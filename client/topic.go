@@ -132,7 +132,7 @@ func (t *topic) hold(p *Producer, r *Record, e entry, cost int64, due time.Time)
 		return false, nil
 	}
 	if t.lookLocked(p); !t.loading {
-		return false, ErrClosed
+		return false, errProducerClosed
 	}
 	p.c.cluster.want(t.name)
 	p.identified() // so that it is there in time
@@ -151,7 +151,7 @@ func (t *topic) expire(p *Producer, h *heldRecord) {
 	err := t.lastErr
 	t.mu.Unlock()
 	if i >= 0 {
-		p.settle(h.settled(t.name, deliveryTimeout(p.o.delivery, err)))
+		p.settle(h.settled(t.name, certain(deliveryTimeout(p.o.delivery, err))))
 	}
 }
 
@@ -170,7 +170,9 @@ func (t *topic) load(ctx context.Context, p *Producer) {
 		}
 		passing := Retriable(err) || errors.Is(err, context.DeadlineExceeded)
 		t.mu.Lock()
-		t.lastErr = err
+		if ctx.Err() == nil {
+			t.lastErr = err
+		}
 		again := passing && len(t.held) > 0 && ctx.Err() == nil
 		t.mu.Unlock()
 		if !again {
@@ -201,7 +203,7 @@ func (t *topic) fail(ctx context.Context, p *Producer, err error) {
 	t.held = nil
 	t.mu.Unlock()
 	for _, h := range held {
-		p.settle(h.settled(t.name, err))
+		p.settle(h.settled(t.name, certain(err)))
 	}
 }
 
@@ -234,13 +236,11 @@ func (t *topic) learn(p *Producer, d *runnelv1.TopicDescription) {
 }
 
 // abandon fails what waits when the producer is closed.
-func (t *topic) abandon(p *Producer, err error) {
+func (t *topic) abandon(p *Producer) {
 	t.mu.Lock()
 	held := t.held
 	t.held, t.loading = nil, false
-	if t.lastErr != nil {
-		err = fmt.Errorf("%w: %w", err, t.lastErr)
-	}
+	err := certain(closedBecause(errProducerClosed, t.lastErr))
 	t.mu.Unlock()
 	for _, h := range held {
 		p.settle(h.settled(t.name, err))

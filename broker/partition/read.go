@@ -87,7 +87,7 @@ func outOfRange(st *State, off record.Offset) error {
 func (p *Partition) readFailed(from record.Offset, err error) error {
 	if c, ok := errors.AsType[*commitlog.CorruptError](err); ok {
 		p.host.metrics.corrupt.Inc()
-		return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset}
+		return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: c.Path, Position: c.Position, From: c.Offset, Next: c.NextOffset, Err: c.Err}
 	}
 	switch {
 	case errors.Is(err, commitlog.ErrShortBuffer):
