@@ -37,13 +37,14 @@ func TestHandOver(t *testing.T) {
 		}
 		ask(9)
 		released(false) // not in this epoch
-		if _, err := l.p.Append(batch(t, 1, 0), nil); err != nil {
+		first, err := l.p.Append(batch(t, 1, 0), nil)
+		if err != nil {
 			t.Errorf("append: %v", err)
 		}
 
 		// Nobody acknowledges: it is put off.
 		var got error
-		l.p.WhenCommitted(0, func(err error) { got = err })
+		l.p.WhenCommitted(first, func(err error) { got = err })
 		ask(1)
 		if _, err := l.p.Append(batch(t, 1, 0), nil); !errors.Is(err, ErrMoving) || errors.Is(err, ErrCommitUncertain) {
 			t.Errorf("append while moving: %v", err)
@@ -55,7 +56,7 @@ func TestHandOver(t *testing.T) {
 
 		// All do, but the controller chooses nobody.
 		committed := false
-		l.p.WhenCommitted(a.Last, func(err error) { committed = err == nil })
+		l.p.WhenCommitted(a, func(err error) { committed = err == nil })
 		ask(1)
 		r.pull(2, 3)
 		time.Sleep(2 * moveEvery)

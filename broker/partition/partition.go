@@ -21,7 +21,7 @@ type Appended struct {
 	Base, Last   record.Offset
 	AppendTimeMs int64
 	LogStart     record.Offset
-	Epoch        record.Epoch
+	Epoch        record.Epoch // leader epoch of the batch
 	// Duplicate is true when the batch of this producer and sequence was stored
 	// before: the rest is that of the first time.
 	Duplicate bool

@@ -103,7 +103,7 @@ func (p *Partition) checkProducer(b *record.Batch, st *State, nowMs int64) (a Ap
 	}
 	p.host.metrics.duplicates.Inc()
 	return Appended{
-		Base: stored.Base, Last: stored.Last(), AppendTimeMs: stored.AppendTimeMs, LogStart: st.LogStart, Epoch: st.Epoch, Duplicate: true,
+		Base: stored.Base, Last: stored.Last(), AppendTimeMs: stored.AppendTimeMs, LogStart: st.LogStart, Epoch: p.log.EpochAt(stored.Last()), Duplicate: true,
 	}, true, nil
 }
 

@@ -51,7 +51,7 @@ func TestDeletion(t *testing.T) {
 			}
 		}
 		var got error
-		p.WhenCommitted(5, func(err error) { got = err })
+		p.WhenCommitted(Appended{Last: 5, Epoch: 1}, func(err error) { got = err })
 		if !errors.Is(got, ErrCommitUncertain) {
 			t.Errorf("parked after the end: %v", got)
 		}

@@ -7,15 +7,20 @@ import (
 	"github.com/runnelmq/runnel/internal/record"
 )
 
-// WhenCommitted calls fn once: with nil when the high watermark has passed
-// last, with ErrCommitUncertain when that can't be promised any more. It may
-// do so before it returns. fn is called without locks, in the order of
+// WhenCommitted calls fn once: with nil when the high watermark has passed what
+// was appended, with ErrCommitUncertain when that can't be promised any more. It
+// may do so before it returns. fn is called without locks, in the order of
 // offsets, never two at a time of one partition; it must not block. After
 // cancel has returned true it is never called.
-func (p *Partition) WhenCommitted(last record.Offset, fn func(error)) (cancel func() bool) {
+func (p *Partition) WhenCommitted(a Appended, fn func(error)) (cancel func() bool) {
+	last := a.Last
 	p.mu.Lock()
 	var err error
 	switch {
+	case last >= p.core.own.written || p.log.EpochAt(last) != a.Epoch:
+		// The leadership was lost since, the log cut, and the offset may be
+		// another leader's: that one's commit says nothing of this record.
+		err = p.uncertainLocked()
 	case p.core.hw > last: // committed, whatever became of the leadership since
 	case p.stopped != nil || p.core.role != leading:
 		err = p.uncertainLocked()
