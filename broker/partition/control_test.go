@@ -185,3 +185,30 @@ func TestStalled(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A disk did not hang because this process stood still in the middle of a call.
+func TestStalled_whileItWasAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Flush = bySync })
+		r.pull(2, 3)
+		release := make(chan struct{})
+		l := r.nodes[1]
+		l.fault.Before(vfs.OpSync, func(vfs.Op, string) { <-release })
+		r.append(1, 1)
+		r.pull(2, 3)
+		time.Sleep(9 * time.Second)
+		l.p.tick(time.Now().Add(40*time.Second), true)
+		time.Sleep(45 * time.Second)
+		synctest.Wait()
+		if len(l.session.asks()) != 0 {
+			t.Errorf("asked %+v", l.session.asks())
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if len(l.session.asks()) == 0 {
+			t.Error("not asked although the disk hangs")
+		}
+		close(release)
+		synctest.Wait()
+	})
+}
