@@ -22,7 +22,7 @@ func (p *Partition) WhenCommitted(a Appended, fn func(error)) (cancel func() boo
 		// another leader's: that one's commit says nothing of this record.
 		err = p.uncertainLocked()
 	case p.core.hw > last: // committed, whatever became of the leadership since
-	case p.stopped != nil || p.core.role != leading:
+	case p.stopped != nil || p.core.role != leading || !p.core.enough():
 		err = p.uncertainLocked()
 	default:
 		e := p.commits.add(&commitWaiter{last: last, fn: fn})
@@ -40,10 +40,15 @@ func (p *Partition) WhenCommitted(a Appended, fn func(error)) (cancel func() boo
 	return func() bool { return false }
 }
 
-// uncertainLocked is what becomes of writes whose leader stopped leading.
+// uncertainLocked is what becomes of writes whose leader stopped leading, or has
+// too few replicas in sync.
 func (p *Partition) uncertainLocked() error {
 	why := p.stopped
-	if why == nil {
+	switch {
+	case why != nil:
+	case p.core.role == leading && !p.core.enough():
+		why = fmt.Errorf("%d replicas are in sync by now, min.insync.replicas is %d", len(p.core.committed), p.core.minISR) //nolint:err113 // a text, not a kind
+	default:
 		why = errors.New("the leadership was lost before the record was committed") //nolint:err113 // a text, not a kind
 	}
 	return fmt.Errorf("%s: %w: %w", p, ErrCommitUncertain, opaque{why})

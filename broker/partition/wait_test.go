@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -281,4 +282,21 @@ func TestDivergence_askedAboutTooLate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who asks when too few replicas are in sync by now is told at once (RP-16).
+func TestWhenCommitted_tooFewInSyncByNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		a := r.append(1, 1)
+		r.part.Isr = []int32{1}
+		r.part.PartitionEpoch++
+		r.tell(1)
+		var got error
+		r.nodes[1].p.WhenCommitted(a, func(err error) { got = err })
+		if !errors.Is(got, ErrCommitUncertain) || !strings.Contains(got.Error(), "1 replicas are in sync by now, min.insync.replicas is 2") {
+			t.Errorf("got %v", got)
+		}
+	})
 }
