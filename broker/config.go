@@ -156,10 +156,10 @@ type ProducersConfig struct {
 
 // StreamsConfig bounds what streams of clients may hold.
 type StreamsConfig struct {
-	// MaxAge, ± 20 %, is after how long a stream is asked to move on, so that
+	// MaxAge is after how long, ± 20 %, a stream is asked to move on, so that
 	// load spreads. 0s: never. Default: 30m.
 	MaxAge config.Duration `yaml:"max_age" env:"MAX_AGE"`
-	// GoawayGrace is how long a client then has to finish. Default: 10s.
+	// GoawayGrace is how long a client has to end a stream that it was asked to. Default: 10s.
 	GoawayGrace config.Duration `yaml:"goaway_grace" env:"GOAWAY_GRACE"`
 	// ProduceMaxInflight is how many requests of one Produce stream may be
 	// unanswered before it is read no further. Default: 1000.
@@ -174,7 +174,7 @@ type StreamsConfig struct {
 
 // ShutdownConfig bounds an orderly end.
 type ShutdownConfig struct {
-	// Timeout bounds all of it. Default: 25s.
+	// Timeout is how long a shutdown in order may take. Default: 25s.
 	Timeout config.Duration `yaml:"timeout" env:"TIMEOUT"`
 	// HandOverTimeout is how long leaderships may take to be handed over before
 	// the broker drains without that. Default: 2s.
@@ -186,7 +186,7 @@ type LoggingConfig struct {
 	// Level is the least severe level written: debug, info, warn or error.
 	// Default: info.
 	Level string `yaml:"level" env:"LEVEL"`
-	// Format is json or text. Default: json.
+	// Format is how lines are written: json or text. Default: json.
 	Format string `yaml:"format" env:"FORMAT"`
 }
 

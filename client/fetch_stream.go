@@ -274,7 +274,16 @@ func (r *Reader) take(l *fetchLane, buf *[]byte, f wire.FetchedBatches) {
 		return
 	}
 	a.attempts, a.failing = 0, time.Time{}
-	b.from, b.stop = max(a.next, 0), a.stop
+	if a.id == "" { // from here on it is this topic, and no other of its name
+		a.id = string(f.TopicID)
+	}
+	b.from, b.stop = a.next, a.stop
+	if a.next == noOffset {
+		// It asked for what there is from the beginning on, which may be inside
+		// the first batch. In later answers a record that was read before the log
+		// start moved past it is handed out.
+		b.from = max(0, min(f.LogStart, f.NextOffset))
+	}
 	moved := f.NextOffset != wire.None && f.NextOffset != a.next
 	if moved {
 		a.next = f.NextOffset

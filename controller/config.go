@@ -75,9 +75,9 @@ type ClusterConfig struct {
 
 // TopicsConfig is what topics get that do not say. A change concerns new topics only.
 type TopicsConfig struct {
-	// Partitions of a topic. Default: 1.
+	// Partitions is how many partitions a new topic gets that asks for no number. Default: 1.
 	Partitions int32 `yaml:"partitions" env:"PARTITIONS"`
-	// ReplicationFactor of a topic, or as many brokers as are in service where that is less. Default: 3.
+	// ReplicationFactor is how many copies they get if it does not say, or as many as brokers are in service where that is less. Default: 3.
 	ReplicationFactor int32 `yaml:"replication_factor" env:"REPLICATION_FACTOR"`
 	// MaxPartitions is how many partitions one topic may have. Default: 10000.
 	MaxPartitions int32 `yaml:"max_partitions" env:"MAX_PARTITIONS"`
@@ -87,11 +87,11 @@ type TopicsConfig struct {
 
 // EtcdConfig says where the metadata is kept.
 type EtcdConfig struct {
-	// Endpoints of an external etcd, host:port or a URL. Empty: an etcd member in this process. Default: none.
+	// Endpoints are the addresses of an external etcd, host:port or a URL. Empty: an etcd member in this process. Default: none.
 	Endpoints []string `yaml:"endpoints" env:"ENDPOINTS"`
-	// Username for an external etcd. Default: none.
+	// Username is the name to give an external etcd. Default: none.
 	Username string `yaml:"username" env:"USERNAME"`
-	// Password for an external etcd. Default: none.
+	// Password is the password to give it. Default: none.
 	Password config.Secret `yaml:"password" env:"PASSWORD"`
 	// CertFile is the certificate to show to an external etcd, or that of the embedded member, PEM. Default: none.
 	CertFile string `yaml:"cert_file" env:"CERT_FILE"`
@@ -100,7 +100,7 @@ type EtcdConfig struct {
 	// CAFile verifies an external etcd's certificate; it makes the ports of the embedded member mutual TLS, PEM. Default: none,
 	// plaintext.
 	CAFile string `yaml:"ca_file" env:"CA_FILE"`
-	// Name of the embedded member, apart from the others'. Default: runnel.
+	// Name is what the embedded member is called; each has its own. Default: runnel.
 	Name string `yaml:"name" env:"NAME"`
 	// InitialMembers are the embedded members that a new cluster begins with, this one among them, each as name=host:port with
 	// the address of etcd.peer there. All of them are started once with --bootstrap. Default: this one alone.
@@ -117,7 +117,7 @@ type EtcdConfig struct {
 	QuotaBytes config.ByteSize `yaml:"quota_bytes" env:"QUOTA_BYTES"`
 	// History is how long the embedded member remembers changes. Default: 1h.
 	History config.Duration `yaml:"history" env:"HISTORY"`
-	// Heartbeat between embedded members. An election takes ten. Default: 100ms.
+	// Heartbeat is how often embedded members hear of each other. An election takes ten. Default: 100ms.
 	Heartbeat config.Duration `yaml:"heartbeat" env:"HEARTBEAT"`
 	// StartTimeout is how long the embedded member may take to start. Default: 60s.
 	StartTimeout config.Duration `yaml:"start_timeout" env:"START_TIMEOUT"`
@@ -133,7 +133,7 @@ type ShutdownConfig struct {
 type LoggingConfig struct {
 	// Level is the least severe level written: debug, info, warn or error. Default: info.
 	Level string `yaml:"level" env:"LEVEL"`
-	// Format is json or text. Default: json.
+	// Format is how lines are written: json or text. Default: json.
 	Format string `yaml:"format" env:"FORMAT"`
 }
 

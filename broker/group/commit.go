@@ -38,7 +38,7 @@ func (g *Group) committer(id string, epoch int64) (*member, error) {
 	if id == "" {
 		if n := len(g.members); n > 0 {
 			return nil, fail(ErrNotEmpty, map[string]string{"group": g.id, "members": strconv.Itoa(n)},
-				"group %q has %d members: a commit must name a member and its epoch, or the members be stopped; see ResetOffsets", g.id, n)
+				"group %q has members (%d): a commit must name a member and its epoch, or the members be stopped; see ResetOffsets", g.id, n)
 		}
 		return nil, nil
 	}

@@ -147,7 +147,7 @@ func (g *Group) Delete(fx *Effects) error {
 		return err
 	}
 	if n := len(g.members); n > 0 {
-		return fail(ErrNotEmpty, map[string]string{"group": g.id, "members": strconv.Itoa(n)}, "group %q has %d members: stop them first", g.id, n)
+		return fail(ErrNotEmpty, map[string]string{"group": g.id, "members": strconv.Itoa(n)}, "group %q has members (%d): stop them first", g.id, n)
 	}
 	g.erase(fx)
 	return nil

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // A stage is a group with members that do at once what they are told, unless
@@ -229,7 +231,7 @@ func TestGroup_staticMembersCG04(t *testing.T) {
 	if diff := cmp.Diff(had, s.last["new"].Owned); diff != "" || !s.joined["new"].Resumed {
 		t.Errorf("the new process has other partitions: %s", diff)
 	}
-	if err := s.failures[stream]; !errors.Is(err, ErrFencedMember) || err.(*factError).facts["instanceId"] != "pod-0" { //nolint:errorlint // known
+	if err := s.failures[stream]; !errors.Is(err, ErrFencedMember) || err.(*refusal.Error).Facts["instanceId"] != "pod-0" { //nolint:errorlint // known
 		t.Errorf("the old process was told %v", err)
 	}
 	for _, epoch := range []int64{0, epoch} { // it tries again all the same

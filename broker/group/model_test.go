@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
+
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // topicList is a fixed set of topics.
@@ -205,7 +207,7 @@ func (w *world) deliver(c *client) {
 	}
 	if m.Err != nil || m.Left {
 		c.stream = 0
-		if _, replaced := m.Err.(*factError); replaced && errors.Is(m.Err, ErrFencedMember) && m.Err.(*factError).facts["instanceId"] != "" { //nolint:errorlint,forcetypeassert // known
+		if _, replaced := m.Err.(*refusal.Error); replaced && errors.Is(m.Err, ErrFencedMember) && m.Err.(*refusal.Error).Facts["instanceId"] != "" { //nolint:errorlint,forcetypeassert // known
 			c.final, c.gone = true, true
 		}
 		c.lose()

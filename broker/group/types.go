@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // A Part is one partition of a topic, whatever the topic is called.
@@ -153,22 +155,6 @@ func (fx *Effects) tell(m Message) {
 	}
 }
 
-// A factError carries facts for programs beside its kind and its text.
-type factError struct {
-	kind  error
-	text  string
-	facts map[string]string
-}
-
-// Error implements error.
-func (e *factError) Error() string { return e.text }
-
-// Unwrap returns the sentinel.
-func (e *factError) Unwrap() error { return e.kind }
-
-// Metadata returns the facts.
-func (e *factError) Metadata() map[string]string { return e.facts }
-
 func fail(kind error, facts map[string]string, format string, args ...any) error {
-	return &factError{kind: kind, text: fmt.Sprintf(format, args...), facts: facts}
+	return refusal.New(kind, facts, format, args...)
 }

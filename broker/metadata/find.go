@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // catchUpWait is how long a request waits for the controller's newest metadata
@@ -39,10 +41,8 @@ func (f Finder) Find(ctx context.Context, name, id string) (*Topic, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		return nil, &factError{
-			ErrStale, fmt.Sprintf("this broker knows no such topic %q and can't ask a controller at present: try again", name),
-			map[string]string{"topic": name},
-		}
+		return nil, refusal.New(ErrStale, map[string]string{"topic": name},
+			"this broker knows no such topic %q and can't ask a controller at present: try again", name)
 	}
 	return f.Store.Load().Resolve(name, id)
 }
@@ -53,10 +53,8 @@ const maxNameLength = 249
 // CheckName says why no topic can have this name.
 func CheckName(name string) error {
 	bad := func(why string) error {
-		return &factError{
-			ErrInvalidName, fmt.Sprintf("topic name %.260q %s: want 1 to %d of a-z A-Z 0-9 . _ -, and neither . nor ..", name, why, maxNameLength),
-			map[string]string{"topic": name[:min(len(name), maxNameLength)]},
-		}
+		return refusal.New(ErrInvalidName, map[string]string{"topic": name[:min(len(name), maxNameLength)]},
+			"topic name %.260q %s: want 1 to %d of a-z A-Z 0-9 . _ -, and neither . nor ..", name, why, maxNameLength)
 	}
 	switch {
 	case name == "":

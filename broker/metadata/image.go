@@ -5,7 +5,6 @@ package metadata
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
 
@@ -151,22 +151,6 @@ var (
 	ErrStale = errors.New("metadata may be stale")
 )
 
-// A factError carries facts for programs beside its kind and its text.
-type factError struct {
-	kind  error
-	text  string
-	facts map[string]string
-}
-
-// Error implements error.
-func (e *factError) Error() string { return e.text }
-
-// Unwrap returns the sentinel.
-func (e *factError) Unwrap() error { return e.kind }
-
-// Metadata returns the facts.
-func (e *factError) Metadata() map[string]string { return e.facts }
-
 // ErrInvalidID is returned for what can't be the id of a topic.
 var ErrInvalidID = errors.New("invalid topic id")
 
@@ -174,9 +158,8 @@ var ErrInvalidID = errors.New("invalid topic id")
 func ParseTopicID(id string) (uuid.UUID, error) {
 	parsed, err := uuid.Parse(id)
 	if err != nil || parsed == uuid.Nil {
-		return uuid.Nil, &factError{
-			ErrInvalidID, fmt.Sprintf("topic_id %.100q is not a topic's id: leave it out, or give the UUID that a description of the topic shows", id), nil,
-		}
+		return uuid.Nil, refusal.New(ErrInvalidID, nil,
+			"topic_id %.100q is not a topic's id: leave it out, or give the UUID that a description of the topic shows", id)
 	}
 	return parsed, nil
 }
@@ -193,13 +176,11 @@ func (i *Image) Resolve(name, id string) (*Topic, error) {
 	}
 	t, ok := i.Topic(name)
 	if !ok {
-		return nil, &factError{ErrTopicNotFound, fmt.Sprintf("topic %q does not exist: create it, or fix the name", name), map[string]string{"topic": name}}
+		return nil, refusal.New(ErrTopicNotFound, map[string]string{"topic": name}, "topic %q does not exist: create it, or fix the name", name)
 	}
 	if id != "" && want != t.ID {
-		return nil, &factError{
-			ErrTopicIDMismatch, fmt.Sprintf("topic %q now has the id %s, not %q: it was deleted and created again", name, t.ID, id),
-			map[string]string{"topic": name, "topicId": t.ID.String()},
-		}
+		return nil, refusal.New(ErrTopicIDMismatch, map[string]string{"topic": name, "topicId": t.ID.String()},
+			"topic %q now has the id %s, not %q: it was deleted and created again", name, t.ID, id)
 	}
 	return t, nil
 }
@@ -210,10 +191,8 @@ func (t *Topic) Find(n int32) (*Partition, error) {
 		return p, nil
 	}
 	count := strconv.Itoa(len(t.Partitions))
-	return nil, &factError{
-		ErrPartitionNotFound, fmt.Sprintf("topic %q has no partition %d: it has %s, counted from 0", t.Name, n, count),
-		map[string]string{"topic": t.Name, "partition": strconv.Itoa(int(n)), "partitions": count},
-	}
+	return nil, refusal.New(ErrPartitionNotFound, map[string]string{"topic": t.Name, "partition": strconv.Itoa(int(n)), "partitions": count},
+		"topic %q has no partition %d: it has %s, counted from 0", t.Name, n, count)
 }
 
 // Topic returns the active topic of that name.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // Append appends a batch, when this broker leads the partition, in the given
@@ -99,7 +100,7 @@ func (p *Partition) admit(st *State, epoch *record.Epoch) error {
 		if *epoch > st.Epoch {
 			return fmt.Errorf("%s: %w: try again", p, ErrUnknownEpoch)
 		}
-		return facts(ErrFencedEpoch, map[string]string{"leaderEpoch": format(st.Epoch)},
+		return refusal.New(ErrFencedEpoch, map[string]string{"leaderEpoch": format(st.Epoch)},
 			"%s: the leader epoch is %d, not %d: refresh the metadata", p, st.Epoch, *epoch)
 	}
 	if st.Moving {
@@ -117,7 +118,7 @@ func (p *Partition) admitNew(st *State, atOnce bool) error {
 		p.mu.Lock()
 		isr, need := len(p.core.committed), p.core.minISR
 		p.mu.Unlock()
-		return facts(ErrNotEnoughReplicas, map[string]string{"isr": format(isr), "minIsr": format(need)},
+		return refusal.New(ErrNotEnoughReplicas, map[string]string{"isr": format(isr), "minIsr": format(need)},
 			"%s: %d replicas are in sync, min.insync.replicas is %d: nothing was stored, try again", p, isr, need)
 	}
 	if d := p.host.disk(); d.Hard || (d.Soft && !p.Topic().Internal) {
@@ -127,7 +128,7 @@ func (p *Partition) admitNew(st *State, atOnce bool) error {
 }
 
 func (p *Partition) full(free int64) error {
-	return facts(ErrStorageFull, map[string]string{"freeBytes": format(free)},
+	return refusal.New(ErrStorageFull, map[string]string{"freeBytes": format(free)},
 		"%s: the disk has only %d bytes free: writes are refused until there is room; reads and deletes go on", p, free)
 }
 
@@ -140,7 +141,7 @@ func (p *Partition) appendFailed(b *record.Batch, err error) error {
 		return fmt.Errorf("%s: %w: nothing was stored, try again", p, ErrNoDescriptors)
 	case errors.Is(err, commitlog.ErrTooLarge):
 		limit := format(p.Topic().Config.MaxMessageBytes)
-		return facts(ErrTooLarge, map[string]string{"size": format(b.FrameSize()), "maxBytes": limit},
+		return refusal.New(ErrTooLarge, map[string]string{"size": format(b.FrameSize()), "maxBytes": limit},
 			"%s: a batch of %d bytes is over the limit: split it, or raise max.message.bytes (%s)", p, b.FrameSize(), limit)
 	case errors.Is(err, commitlog.ErrFailed):
 		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))

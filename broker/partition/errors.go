@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // What a partition refuses or fails with. "Definite" means that nothing was
@@ -53,26 +55,6 @@ var (
 	ErrShortBuffer = commitlog.ErrShortBuffer
 )
 
-// A factError carries facts for programs beside its kind and its text.
-type factError struct {
-	kind  error
-	text  string
-	facts map[string]string
-}
-
-// Error implements error.
-func (e *factError) Error() string { return e.text }
-
-// Unwrap returns the sentinel.
-func (e *factError) Unwrap() error { return e.kind }
-
-// Metadata returns the facts.
-func (e *factError) Metadata() map[string]string { return e.facts }
-
-func facts(kind error, kv map[string]string, format string, args ...any) error {
-	return &factError{kind: kind, text: fmt.Sprintf(format, args...), facts: kv}
-}
-
 // An OutOfRangeError says what the log holds.
 type OutOfRangeError struct {
 	Offset        record.Offset // as asked
@@ -109,6 +91,7 @@ type CorruptError struct {
 	Position  int64         // in the file, -1: unknown
 	From      record.Offset // first offset that can't be read
 	Next      record.Offset // where reading can go on; -1: unknown
+	Err       error         // what the system says when it does not give the bytes back; nil when they are bad
 }
 
 // Error implements error.
@@ -119,6 +102,14 @@ func (e *CorruptError) Error() string {
 	}
 	if e.Next < 0 {
 		return fmt.Sprintf("%s/%d: the stored data can't be used: %s; restore it from a backup or another replica", e.Topic, e.Partition, where)
+	}
+	if errors.Is(e.Err, fs.ErrPermission) {
+		return fmt.Sprintf("%s/%d: offsets %d to %d can't be read: %s: the user that runs the broker must own all that is in the data directory; they are read again when it does",
+			e.Topic, e.Partition, e.From, e.Next-1, e.Err)
+	}
+	if e.Err != nil {
+		return fmt.Sprintf("%s/%d: offsets %d to %d can't be read: %s: records before and after them can be; look at the disk, and restore the partition from a backup or another replica",
+			e.Topic, e.Partition, e.From, e.Next-1, e.Err)
 	}
 	return fmt.Sprintf("%s/%d: offsets %d to %d are damaged in %s: records before and after them can be read; restore the partition from a backup or another replica",
 		e.Topic, e.Partition, e.From, e.Next-1, where)
@@ -160,5 +151,5 @@ func notLeader(img *metadata.Image, t *metadata.Topic, n int32, p *metadata.Part
 		kv["address"] = b.ClientAddress
 		where = " at " + b.ClientAddress
 	}
-	return facts(ErrNotLeader, kv, "%s/%d: broker %d%s leads it in epoch %d, not this one", t.Name, n, p.Leader, where, p.LeaderEpoch)
+	return refusal.New(ErrNotLeader, kv, "%s/%d: broker %d%s leads it in epoch %d, not this one", t.Name, n, p.Leader, where, p.LeaderEpoch)
 }

@@ -222,7 +222,7 @@ func (p *Partition) Damage() error {
 	if len(d) == 0 {
 		return nil
 	}
-	return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: p.log.Dir(), Position: -1, From: d[0].From, Next: d[0].To}
+	return &CorruptError{Topic: p.Topic().Name, Partition: p.number, Path: p.log.Dir(), Position: -1, From: d[0].From, Next: d[0].To, Err: p.log.Unopened()}
 }
 
 func (p *Partition) damagedHere() bool { return p.Damage() != nil }

@@ -14,6 +14,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -197,7 +198,7 @@ func TestFullDisk(t *testing.T) {
 		if !errors.Is(err, ErrStorageFull) {
 			t.Errorf("below the soft mark: %v", err)
 		}
-		var f *factError
+		var f *refusal.Error
 		if !errors.As(err, &f) || f.Metadata()["freeBytes"] != "7" {
 			t.Errorf("facts of %v", err)
 		}
@@ -232,7 +233,7 @@ func TestLeadership(t *testing.T) {
 			t.Errorf("after the sync: %d calls, %+v", calls, st)
 		}
 		_, err := p.Append(batch(t, 1, 0), nil)
-		var f *factError
+		var f *refusal.Error
 		if !errors.Is(err, ErrNotLeader) || !errors.As(err, &f) || !maps.Equal(f.Metadata(), map[string]string{"leader": "2", "leaderEpoch": "2", "address": "b2:7420"}) {
 			t.Errorf("an append: %v", err)
 		}
@@ -336,7 +337,7 @@ func TestMinISR(t *testing.T) {
 			t.Errorf("the ISR shrank below the minimum: %v", got)
 		}
 		_, err := p.Append(batch(t, 1, 0), nil)
-		var f *factError
+		var f *refusal.Error
 		if !errors.Is(err, ErrNotEnoughReplicas) || !errors.As(err, &f) || f.Metadata()["isr"] != "1" || f.Metadata()["minIsr"] != "2" {
 			t.Errorf("an append: %v", err)
 		}

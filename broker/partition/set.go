@@ -355,7 +355,7 @@ func (s *Set) quarantine(img *metadata.Image) {
 		_, ok := img.TopicByID(id)
 		return ok
 	}) {
-		s.deps.Log.Warn().Str("path", q.Path).Str("topic", q.Name).Int64("bytes", q.Bytes).Msg("no topic of the cluster has this directory: it is kept and not used")
+		s.deps.Log.Warn().Str("path", q.Path).Str("topic", q.Name).Int64("bytes", q.Bytes).Msg("nothing of the cluster uses this: it is kept")
 	}
 }
 

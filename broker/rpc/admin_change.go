@@ -15,6 +15,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/lifecycle"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 )
 
@@ -79,11 +80,8 @@ func unchanged(ctx context.Context, after time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return &factError{
-		kind:  errUnasked,
-		text:  fmt.Sprintf("no controller could be asked within %s: nothing was changed; check that the controllers run, and try again", after),
-		facts: map[string]string{"changed": "no"},
-	}
+	return refusal.New(errUnasked, map[string]string{"changed": "no"},
+		"no controller could be asked within %s: nothing was changed; check that the controllers run, and try again", after)
 }
 
 // errTakenOver says that some items were refused because the controller that

@@ -2,7 +2,6 @@ package rpc
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -13,6 +12,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // local returns partition n of t, which this broker must lead.
@@ -37,7 +37,7 @@ func (s *AdminService) DeleteRecords(ctx context.Context, req *runnelv1.DeleteRe
 		return nil, err
 	}
 	if t.Internal {
-		return nil, &factError{kind: errTopicSystem, text: fmt.Sprintf("topic %q is internal: the system alone changes it", t.Name)}
+		return nil, refusal.New(errTopicSystem, nil, "topic %q is internal: the system alone changes it", t.Name)
 	}
 	timeout, err := timeoutOf(req.GetTimeout())
 	if err != nil {

@@ -202,17 +202,17 @@ func describeTopic(t *metadata.Topic) *runnelv1.TopicDescription {
 // durability says in words what an acknowledged record survives.
 func durability(t *metadata.Topic) string {
 	minISR := t.Config.MinISR(t.RF)
-	disks := "no loss of a disk"
-	if minISR > 1 {
-		disks = fmt.Sprintf("the loss of %d of its copies", minISR-1)
+	const acked = "a record acknowledged with acks ALL is "
+	switch sync := t.Config.Sync(minISR); {
+	case sync && minISR > 1:
+		return fmt.Sprintf(acked+"on %d disks: it survives any number of process kills and power cuts, and the loss of %d of its copies", minISR, minISR-1)
+	case sync:
+		return acked + "on one disk: it survives any number of process kills and power cuts, and no loss of the disk"
+	case minISR > 1:
+		return fmt.Sprintf(acked+"in the memory of %d machines: it survives any number of process kills, and the loss of %d of its copies by disk failure or power cut", minISR, minISR-1)
+	default:
+		return acked + "in the memory of one machine: it survives process kills, but neither a power cut nor the loss of the disk; flush=sync or more replicas change that"
 	}
-	if t.Config.Sync(minISR) {
-		return fmt.Sprintf("a record acknowledged with acks ALL is on %d disk(s): it survives any number of process kills and power cuts, and %s", minISR, disks)
-	}
-	if minISR > 1 {
-		return fmt.Sprintf("a record acknowledged with acks ALL is in the memory of %d machines: it survives any number of process kills, and %s by disk failure or power cut", minISR, disks)
-	}
-	return "a record acknowledged with acks ALL is in the memory of one machine: it survives process kills, but neither a power cut nor the loss of the disk; flush=sync or more replicas change that"
 }
 
 func ids(in []metadata.BrokerID) []int32 {

@@ -61,14 +61,14 @@ func (s *LogService) read(ss grpc.ServerStream) error {
 	}
 	var req runnelv1.ReadRequest
 	if err := msg.Decode(s.opts.Pool, &req); err != nil {
-		return refuse("the request is no ReadRequest: %s", rpcerr.Clean(err.Error()))
+		return invalid("the request is no ReadRequest: %s", rpcerr.Clean(err.Error()))
 	}
 	first := req.GetRequest()
 	switch {
 	case len(first.GetRemove())+len(first.GetPause())+len(first.GetResume()) > 0:
-		return refuse("Read takes no edits (remove, pause, resume): use Fetch")
+		return invalid("Read takes no edits (remove, pause, resume): use Fetch")
 	case first.GetCreditBytes() != 0 || first.GetOptions() != nil && first.GetOptions().InitialCreditBytes != nil:
-		return refuse("Read takes no credit (initial_credit_bytes, credit_bytes): use Fetch")
+		return invalid("Read takes no credit (initial_credit_bytes, credit_bytes): use Fetch")
 	}
 	f := s.newFetcher(ss, true)
 	return f.run(first)

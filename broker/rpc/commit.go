@@ -14,6 +14,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/coordinator"
 	"github.com/runnelmq/runnel/broker/group"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -97,7 +98,7 @@ func (c *commitSession) receive(ctx context.Context) {
 		err := msg.Decode(c.svc.opts.Pool, req)
 		switch {
 		case err != nil:
-			c.reply(&runnelv1.CommitResponse{Error: c.svc.item(refuse("the message is no CommitRequest: %s", rpcerr.Clean(err.Error())))}, true)
+			c.reply(&runnelv1.CommitResponse{Error: c.svc.item(invalid("the message is no CommitRequest: %s", rpcerr.Clean(err.Error())))}, true)
 		case req.GetGroup() == "" && len(req.GetOffsets()) == 0 && req.GetMemberId() == "":
 			c.reply(&runnelv1.CommitResponse{RequestId: req.GetRequestId()}, true) // a keep-alive
 		default:
@@ -245,20 +246,20 @@ func checkCommit(req *runnelv1.CommitRequest) error {
 	}
 	switch n := len(req.GetOffsets()); {
 	case n == 0:
-		return refuse("the commit has no offsets")
+		return invalid("the commit has no offsets")
 	case n > mostPerCall:
-		return refuse("the commit has %d offsets: want at most %d", n, mostPerCall)
+		return invalid("the commit has %d offsets: want at most %d", n, mostPerCall)
 	case req.GetMemberId() == "" && req.GetMemberEpoch() != 0:
-		return refuse("member_epoch %d without a member_id: set both, or neither", req.GetMemberEpoch())
+		return invalid("member_epoch %d without a member_id: set both, or neither", req.GetMemberEpoch())
 	}
 	for _, o := range req.GetOffsets() {
 		switch {
 		case o.GetOffset() < 0:
-			return refuse("offset %d of %s/%d: want 0 or more", o.GetOffset(), o.GetTopic(), o.GetPartition())
+			return invalid("offset %d of %s/%d: want 0 or more", o.GetOffset(), o.GetTopic(), o.GetPartition())
 		case len(o.GetMetadata()) > coordinator.MaxMetadata:
-			return refuse("the metadata of %s/%d has %d bytes: want at most %d", o.GetTopic(), o.GetPartition(), len(o.GetMetadata()), coordinator.MaxMetadata)
+			return invalid("the metadata of %s/%d has %d bytes: want at most %d", o.GetTopic(), o.GetPartition(), len(o.GetMetadata()), coordinator.MaxMetadata)
 		case o.LeaderEpoch != nil && o.GetLeaderEpoch() < 0:
-			return refuse("leader_epoch %d of %s/%d: want 0 or more, or leave it out", o.GetLeaderEpoch(), o.GetTopic(), o.GetPartition())
+			return invalid("leader_epoch %d of %s/%d: want 0 or more, or leave it out", o.GetLeaderEpoch(), o.GetTopic(), o.GetPartition())
 		}
 	}
 	return nil
@@ -275,7 +276,7 @@ func (s *GroupService) resolveCommit(ctx context.Context, req *runnelv1.CommitRe
 		resp.Results[i] = &runnelv1.OffsetCommitResult{Topic: o.GetTopic(), Partition: new(o.GetPartition())}
 		t, err := s.deps.Finder.Find(ctx, o.GetTopic(), o.GetTopicId())
 		if err == nil && t.Internal {
-			err = &factError{kind: errTopicSystem, text: fmt.Sprintf("topic %q is internal: groups can't read it", t.Name)}
+			err = refusal.New(errTopicSystem, nil, "topic %q is internal: groups can't read it", t.Name)
 		}
 		if err != nil {
 			resp.Results[i].Error = s.errors.item(err)
@@ -284,7 +285,11 @@ func (s *GroupService) resolveCommit(ctx context.Context, req *runnelv1.CommitRe
 		resp.Results[i].TopicId = t.ID.String()
 		places, tried = append(places, commitPlace{t, o.GetPartition(), o.GetOffset()}), append(tried, i)
 	}
-	for k, err := range s.checkEnds(ctx, places) {
+	check := s.checkEnds
+	if req.GetMemberId() == "" {
+		check = checkThere // whoever is no member puts offsets where they like
+	}
+	for k, err := range check(ctx, places) {
 		i := tried[k]
 		if err != nil {
 			resp.Results[i].Error = s.errors.item(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/producer"
 	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
@@ -136,31 +137,15 @@ func (e errorTable) upstream(err error) error {
 	}
 	for _, r := range e.rules {
 		if r.Reason == reason {
-			return &factError{kind: r.Err, text: status.Convert(err).Message(), facts: info.GetMetadata()}
+			return &refusal.Error{Kind: r.Err, Text: status.Convert(err).Message(), Facts: info.GetMetadata()}
 		}
 	}
 	return fmt.Errorf("%w: %w", errInternal, err)
 }
 
-// A factError carries facts for programs beside its kind and its text.
-type factError struct {
-	kind  error
-	text  string
-	facts map[string]string
-}
-
-// Error implements error.
-func (e *factError) Error() string { return e.text }
-
-// Unwrap returns the sentinel.
-func (e *factError) Unwrap() error { return e.kind }
-
-// Metadata implements rpcerr.Metadata.
-func (e *factError) Metadata() map[string]string { return e.facts }
-
 // invalid says what is wrong with a request, and what to do.
 func invalid(format string, args ...any) error {
-	return &factError{kind: errRequest, text: fmt.Sprintf(format, args...)}
+	return refusal.New(errRequest, nil, format, args...)
 }
 
 // When to try again after a refusal for want of resources.

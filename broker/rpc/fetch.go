@@ -127,11 +127,11 @@ func (f *fetcher) parse(msg *wire.Message) (*runnelv1.FetchRequest, error) {
 		into = &replicav1.ForwardFetchRequest{Request: req}
 	}
 	if err := msg.Decode(f.svc.opts.Pool, into); err != nil {
-		return nil, refuse("the message is no FetchRequest: %s", rpcerr.Clean(err.Error()))
+		return nil, invalid("the message is no FetchRequest: %s", rpcerr.Clean(err.Error()))
 	}
 	if fwd, ok := into.(*replicav1.ForwardFetchRequest); ok {
 		if req = fwd.GetRequest(); req == nil {
-			return nil, refuse("the message has no request")
+			return nil, invalid("the message has no request")
 		}
 	}
 	return req, nil

@@ -96,10 +96,7 @@ func (f *fetcher) openAway(s *fetchSub, t *metadata.Topic, at *router.Place) err
 		return err
 	}
 	if known := record.Epoch(s.want.GetLeaderEpoch()); at == nil && s.want.LeaderEpoch != nil && known < mp.LeaderEpoch {
-		return &logError{
-			kind: partition.ErrFencedEpoch, facts: map[string]string{"leaderEpoch": decimal(mp.LeaderEpoch)},
-			text: fmt.Sprintf("%s/%d: the leader epoch is %d, not %d: refresh, and say what was read last in last_epoch", t.Name, s.key.partition, mp.LeaderEpoch, known),
-		}
+		return fencedEpoch(fmt.Sprintf("%s/%d", t.Name, s.key.partition), mp.LeaderEpoch, known)
 	}
 	if f.feed == nil {
 		f.feed = f.svc.opts.Router.OpenFeed(router.FeedOptions{

@@ -39,9 +39,9 @@ func (f *fetcher) apply(ctx context.Context, req *runnelv1.FetchRequest) error {
 	if c := req.GetCreditBytes(); c != 0 {
 		switch {
 		case c < 0:
-			return refuse("credit_bytes is %d: want more than 0", c)
+			return invalid("credit_bytes is %d: want more than 0", c)
 		case !f.credit.limited && !f.halfClosed:
-			return refuse("credit_bytes without options.initial_credit_bytes: set that in the first message to use explicit credit")
+			return invalid("credit_bytes without options.initial_credit_bytes: set that in the first message to use explicit credit")
 		}
 		f.credit.add(c)
 		if f.credit.ok() {
@@ -76,7 +76,7 @@ func (f *fetcher) apply(ctx context.Context, req *runnelv1.FetchRequest) error {
 func (f *fetcher) open(req *runnelv1.FetchRequest) error {
 	if f.opened {
 		if req.GetOptions() != nil {
-			return refuse("options come in the first message only: open another stream for others")
+			return invalid("options come in the first message only: open another stream for others")
 		}
 		return nil
 	}
@@ -215,26 +215,26 @@ func checkPartition(want *runnelv1.FetchPartition) error {
 	_, byOffset := want.GetStart().(*runnelv1.FetchPartition_Offset)
 	switch {
 	case want.Partition != nil && want.GetPartition() < 0:
-		return refuse("partition is %d: partitions are counted from 0", want.GetPartition())
+		return invalid("partition is %d: partitions are counted from 0", want.GetPartition())
 	case want.Partition == nil && byOffset:
-		return refuse("all partitions cannot begin at one offset: name the partition, or begin at a position or a time")
+		return invalid("all partitions cannot begin at one offset: name the partition, or begin at a position or a time")
 	case want.Partition == nil && (want.LeaderEpoch != nil || want.LastEpoch != nil):
-		return refuse("leader_epoch and last_epoch are those of one partition: name it")
+		return invalid("leader_epoch and last_epoch are those of one partition: name it")
 	case byOffset && want.GetOffset() < 0:
-		return refuse("offset is %d: offsets are counted from 0; for the first or the last one there is use position", want.GetOffset())
+		return invalid("offset is %d: offsets are counted from 0; for the first or the last one there is use position", want.GetOffset())
 	case want.StopOffset != nil && want.GetStopOffset() < 0:
-		return refuse("stop_offset is %d: offsets are counted from 0", want.GetStopOffset())
+		return invalid("stop_offset is %d: offsets are counted from 0", want.GetStopOffset())
 	case want.LastEpoch != nil && !byOffset:
-		return refuse("last_epoch is that of the record before offset: give offset too")
+		return invalid("last_epoch is that of the record before offset: give offset too")
 	}
 	switch start := want.GetStart().(type) {
 	case *runnelv1.FetchPartition_Position:
 		if _, ok := runnelv1.Position_name[int32(start.Position)]; !ok {
-			return refuse("position %d is not known here: want POSITION_EARLIEST or POSITION_LATEST", start.Position)
+			return invalid("position %d is not known here: want POSITION_EARLIEST or POSITION_LATEST", start.Position)
 		}
 	case *runnelv1.FetchPartition_Timestamp:
 		if !start.Timestamp.IsValid() {
-			return refuse("timestamp is no valid time")
+			return invalid("timestamp is no valid time")
 		}
 	}
 	return nil
@@ -379,10 +379,7 @@ func ceilMillis(ts *timestamppb.Timestamp) int64 {
 func checkEpoch(part *partition.Partition, st partition.State, epoch record.Epoch) error {
 	switch {
 	case epoch < st.Epoch:
-		return &logError{
-			kind: partition.ErrFencedEpoch, text: fmt.Sprintf("%s: the leader epoch is %d, not %d: refresh, and say what was read last in last_epoch", part, st.Epoch, epoch),
-			facts: map[string]string{"leaderEpoch": decimal(st.Epoch)},
-		}
+		return fencedEpoch(part.String(), st.Epoch, epoch)
 	case epoch > st.Epoch:
 		return fmt.Errorf("%s: leader epoch %d: %w: try again", part, epoch, partition.ErrUnknownEpoch)
 	}

@@ -71,30 +71,30 @@ func parseOptions(o *runnelv1.FetchOptions) (fetchOptions, error) {
 	}
 	switch {
 	case f.maxResponse < firstResponse || f.maxResponse > largestResponse:
-		return f, refuse("options.max_response_bytes is %d: want %d to %d, or leave it out for %d", f.maxResponse, firstResponse, largestResponse, defaultResponse)
+		return f, invalid("options.max_response_bytes is %d: want %d to %d, or leave it out for %d", f.maxResponse, firstResponse, largestResponse, defaultResponse)
 	case f.minResponse < 0 || f.minResponse > f.maxResponse:
-		return f, refuse("options.min_response_bytes is %d: want 0 to max_response_bytes (%d)", f.minResponse, f.maxResponse)
+		return f, invalid("options.min_response_bytes is %d: want 0 to max_response_bytes (%d)", f.minResponse, f.maxResponse)
 	case o.MaxRecords != nil && f.maxRecords <= 0:
-		return f, refuse("options.max_records is %d: want more than 0, or leave it out for no limit", f.maxRecords)
+		return f, invalid("options.max_records is %d: want more than 0, or leave it out for no limit", f.maxRecords)
 	case o.InitialCreditBytes != nil && o.GetInitialCreditBytes() < 0:
-		return f, refuse("options.initial_credit_bytes is %d: want 0 or more, or leave it out to let HTTP/2 flow control alone limit what is in flight", o.GetInitialCreditBytes())
+		return f, invalid("options.initial_credit_bytes is %d: want 0 or more, or leave it out to let HTTP/2 flow control alone limit what is in flight", o.GetInitialCreditBytes())
 	}
 	return f, nil
 }
 
 func checkOptionEnums(o *runnelv1.FetchOptions) error {
 	if _, ok := runnelv1.FetchFormat_name[int32(o.GetFormat())]; !ok {
-		return refuse("options.format %d is not known here: want FETCH_FORMAT_RECORDS, FETCH_FORMAT_TEXT or FETCH_FORMAT_BATCHES", o.GetFormat())
+		return invalid("options.format %d is not known here: want FETCH_FORMAT_RECORDS, FETCH_FORMAT_TEXT or FETCH_FORMAT_BATCHES", o.GetFormat())
 	}
 	if _, ok := runnelv1.Isolation_name[int32(o.GetIsolation())]; !ok {
-		return refuse("options.isolation %d is not known here: want ISOLATION_READ_COMMITTED or ISOLATION_READ_UNCOMMITTED", o.GetIsolation())
+		return invalid("options.isolation %d is not known here: want ISOLATION_READ_COMMITTED or ISOLATION_READ_UNCOMMITTED", o.GetIsolation())
 	}
 	if _, ok := runnelv1.Routing_name[int32(o.GetRouting())]; !ok {
-		return refuse("options.routing %d is not known here: want ROUTING_PROXY or ROUTING_DIRECT", o.GetRouting())
+		return invalid("options.routing %d is not known here: want ROUTING_PROXY or ROUTING_DIRECT", o.GetRouting())
 	}
 	for _, c := range o.GetAcceptCompressions() {
 		if _, ok := runnelv1.Compression_name[int32(c)]; !ok || c == runnelv1.Compression_COMPRESSION_UNSPECIFIED {
-			return refuse("options.accept_compressions: compression %d is not known here", c)
+			return invalid("options.accept_compressions: compression %d is not known here", c)
 		}
 	}
 	return nil
@@ -106,9 +106,9 @@ func duration(name string, d *durationpb.Duration, absent, least time.Duration) 
 	case d == nil:
 		return absent, nil
 	case d.CheckValid() != nil:
-		return 0, refuse("options.%s is no valid duration", name)
+		return 0, invalid("options.%s is no valid duration", name)
 	case d.AsDuration() < least:
-		return 0, refuse("options.%s is %s: want at least %s", name, d.AsDuration(), least)
+		return 0, invalid("options.%s is %s: want at least %s", name, d.AsDuration(), least)
 	}
 	return d.AsDuration(), nil
 }

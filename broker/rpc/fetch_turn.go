@@ -11,6 +11,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
@@ -385,10 +386,10 @@ func countFrom(h *record.Header, next, stop record.Offset) int64 {
 // corruptLog says that damage was found after the log was read: in the offsets
 // from from up to next.
 func corruptLog(s *fetchSub, from, next record.Offset, what string) error {
-	damage := &logError{
-		kind: partition.ErrLogCorrupt,
-		text: s.topic + "/" + decimal(s.key.partition) + ": damaged data in the log at offset " + decimal(s.next) + ": " + what,
-		facts: map[string]string{
+	damage := &refusal.Error{
+		Kind: partition.ErrLogCorrupt,
+		Text: s.topic + "/" + decimal(s.key.partition) + ": damaged data in the log at offset " + decimal(s.next) + ": " + what,
+		Facts: map[string]string{
 			"topic": s.topic, "partition": decimal(s.key.partition), "nextOffset": decimal(next),
 		},
 	}

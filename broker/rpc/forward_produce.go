@@ -150,7 +150,7 @@ func (f *forwardProduce) take(buf *[]byte) {
 	now := time.Now()
 	w := &forwardedWrite{buf: buf}
 	if err := w.req.Parse(*buf, record.PrefixMax, len(*buf)); err != nil {
-		f.refuse(w, refuse("the forwarded request is malformed: %s", rpcerr.Clean(err.Error())))
+		f.refuse(w, invalid("the forwarded request is malformed: %s", rpcerr.Clean(err.Error())))
 		return
 	}
 	w.deadline = now.Add(min(w.req.Timeout, longestProduceTimeout))

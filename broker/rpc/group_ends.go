@@ -10,6 +10,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // An endBook remembers how far partitions are known to be committed. That only
@@ -55,7 +56,7 @@ type commitPlace struct {
 	offset int64
 }
 
-// checkEnds says which offsets are not committed in their partitions, so that
+// checkEnds says which of a member's offsets are not committed in their partitions, so that
 // nobody can have read what lies before them: those of records of an earlier
 // topic, or of nothing at all.
 func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []error {
@@ -101,13 +102,19 @@ func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []er
 	return errs
 }
 
+// checkThere says which partitions do not exist.
+func checkThere(_ context.Context, places []commitPlace) []error {
+	errs := make([]error, len(places))
+	for i, p := range places {
+		_, errs[i] = p.topic.Find(p.number)
+	}
+	return errs
+}
+
 // beyondEnd says that nobody can have read up to an offset.
 func beyondEnd(p *commitPlace, end int64) error {
-	return &factError{
-		kind:  partition.ErrOffsetOutOfRange,
-		text:  fmt.Sprintf("%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end),
-		facts: map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
-	}
+	return refusal.New(partition.ErrOffsetOutOfRange, map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
+		"%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end)
 }
 
 // highWatermark is how far this leader knows the partition to be committed. It

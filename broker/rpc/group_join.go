@@ -18,6 +18,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
@@ -117,7 +118,7 @@ func (j *joinSession) run(ctx context.Context, connect func(context.Context, *ru
 	case err != nil:
 		return err
 	case first.GetJoin() == nil:
-		return j.fail(refuse("the first message of a stream must be a join"))
+		return j.fail(invalid("the first message of a stream must be a join"))
 	}
 	j.latest = first
 	deadline := time.Now().Add(joinPatience)
@@ -335,7 +336,7 @@ func (s *GroupService) direct(routing runnelv1.Routing, part router.Part) error 
 		return nil
 	case runnelv1.Routing_ROUTING_DIRECT:
 	default:
-		return refuse("routing %d is unknown", routing)
+		return invalid("routing %d is unknown", routing)
 	}
 	p, err := s.deps.Admin.deps.Set.Get(part.Topic, part.Number)
 	if err == nil {
@@ -346,7 +347,7 @@ func (s *GroupService) direct(routing runnelv1.Routing, part router.Part) error 
 		Metadata() map[string]string
 	}](err)
 	if ok && errors.Is(err, partition.ErrNotLeader) {
-		return &factError{kind: group.ErrNotCoordinator, text: "another broker coordinates the group: go to the address in the metadata", facts: facts.Metadata()}
+		return &refusal.Error{Kind: group.ErrNotCoordinator, Text: "another broker coordinates the group: go to the address in the metadata", Facts: facts.Metadata()}
 	}
 	return nil
 }
@@ -429,7 +430,7 @@ func (s *ForwardService) join(ss grpc.ServerStream) error {
 func idOf(id string) (string, error) {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
-		return "", refuse("member_id %.40q is no UUID: make a random one when the member starts, and keep it", id)
+		return "", invalid("member_id %.40q is no UUID: make a random one when the member starts, and keep it", id)
 	}
 	return parsed.String(), nil
 }

@@ -110,14 +110,14 @@ func (l *localMembership) report(o *runnelv1.OwnedPartitions, sequence uint64) e
 	for _, t := range o.GetTopics() {
 		id, err := uuid.Parse(t.GetTopicId())
 		if err != nil {
-			return refuse("topic_id %.40q is none: take it from the Assignment", t.GetTopicId())
+			return invalid("topic_id %.40q is none: take it from the Assignment", t.GetTopicId())
 		}
 		for _, n := range t.GetPartitions() {
 			l.owned[group.Part{Topic: id, Number: n}] = true
 		}
 	}
 	if len(l.owned) > mostOwned {
-		return refuse("the report names more than %d partitions", mostOwned)
+		return invalid("the report names more than %d partitions", mostOwned)
 	}
 	if o.GetMore() {
 		l.m.Ping(sequence)
@@ -144,7 +144,7 @@ func (s *GroupService) terms(j *runnelv1.JoinGroup, address string) (group.Terms
 	}
 	if a := j.GetAssignor(); a != runnelv1.Assignor_ASSIGNOR_UNSPECIFIED {
 		if _, known := runnelv1.Assignor_name[int32(a)]; !known {
-			return t, refuse("assignor %d is unknown", a)
+			return t, invalid("assignor %d is unknown", a)
 		}
 		t.Assignor = group.Assignor(a) //nolint:gosec // a known one
 	}
@@ -153,7 +153,7 @@ func (s *GroupService) terms(j *runnelv1.JoinGroup, address string) (group.Terms
 		value string
 	}{{"instance_id", t.Instance}, {"rack", t.Rack}, {"client_name", t.ClientName}} {
 		if len(f.value) > mostName {
-			return t, refuse("%s has %d bytes: want at most %d", f.name, len(f.value), mostName)
+			return t, invalid("%s has %d bytes: want at most %d", f.name, len(f.value), mostName)
 		}
 	}
 	var err error
@@ -164,7 +164,7 @@ func (s *GroupService) terms(j *runnelv1.JoinGroup, address string) (group.Terms
 		return t, err
 	}
 	if j.GetMemberEpoch() < 0 {
-		return t, refuse("member_epoch %d: want 0, or the last one that was told", j.GetMemberEpoch())
+		return t, invalid("member_epoch %d: want 0, or the last one that was told", j.GetMemberEpoch())
 	}
 	return t, t.Check(metadata.CheckName)
 }
@@ -178,7 +178,7 @@ func between(name string, d *durationpb.Duration, def, least, most time.Duration
 	}
 	v := d.AsDuration()
 	if d.CheckValid() != nil || v < least || v > most {
-		return 0, refuse("%s %s: want a duration from %s to %s", name, v, least, most)
+		return 0, invalid("%s %s: want a duration from %s to %s", name, v, least, most)
 	}
 	return v, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // A resetPlan is where a reset goes, partition by partition.
@@ -36,7 +37,7 @@ func (s *GroupService) resolveResets(ctx context.Context, resets []*runnelv1.Off
 		}
 		t, err := s.deps.Finder.Find(ctx, r.GetTopic(), r.GetTopicId())
 		if err == nil && t.Internal {
-			err = &factError{kind: errTopicSystem, text: fmt.Sprintf("topic %q is internal: groups can't read it", t.Name)}
+			err = refusal.New(errTopicSystem, nil, "topic %q is internal: groups can't read it", t.Name)
 		}
 		if err == nil && r.Partition != nil {
 			_, err = t.Find(r.GetPartition())
@@ -181,10 +182,10 @@ func aim(t *replicav1.GroupResetTarget, r *runnelv1.OffsetReset, low, high int64
 
 // outOfLog says that an offset can't be committed.
 func outOfLog(topic string, n int32, offset, low, high int64) error {
-	return &factError{
-		kind: partition.ErrOffsetOutOfRange,
-		text: fmt.Sprintf("%s/%d: offset %d can't be committed: the log holds [%d, %d)", topic, n, offset, low, high),
-		facts: map[string]string{
+	return &refusal.Error{
+		Kind: partition.ErrOffsetOutOfRange,
+		Text: fmt.Sprintf("%s/%d: offset %d can't be committed: the log holds [%d, %d)", topic, n, offset, low, high),
+		Facts: map[string]string{
 			"logStartOffset": strconv.FormatInt(low, 10), "highWatermark": strconv.FormatInt(high, 10), "endOffset": strconv.FormatInt(high, 10),
 		},
 	}

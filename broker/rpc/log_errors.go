@@ -11,13 +11,13 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // What LogService itself refuses; the rest comes from below.
 var (
-	errLogRequest   = errors.New("invalid request")
 	errUnsupported  = errors.New("unsupported")
 	errTimestamp    = errors.New("invalid timestamp")
 	errTopicSystem  = errors.New("internal topic")
@@ -30,7 +30,6 @@ var (
 // packages below do not declare.
 func LogRules() []rpcerr.Rule {
 	return []rpcerr.Rule{
-		{Err: errLogRequest, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: wire.ErrMalformed, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: errUnsupported, Code: codes.Unimplemented, Reason: runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED},
 		{Err: errTimestamp, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP},
@@ -45,44 +44,23 @@ func LogRules() []rpcerr.Rule {
 	}
 }
 
-// A logError is one of the sentinels above with a text and facts.
-type logError struct {
-	kind  error
-	text  string
-	facts map[string]string
-}
-
-// Error implements error.
-func (e *logError) Error() string { return e.text }
-
-// Unwrap returns the sentinel.
-func (e *logError) Unwrap() error { return e.kind }
-
-// Metadata implements rpcerr.Metadata.
-func (e *logError) Metadata() map[string]string { return e.facts }
-
-// refuse says what is wrong with a request, and what to do.
-func refuse(format string, args ...any) error {
-	return &logError{kind: errLogRequest, text: fmt.Sprintf(format, args...)}
-}
-
 func decimal[I ~int64 | ~int32 | ~int](v I) string { return strconv.FormatInt(int64(v), 10) }
 
 // timestampError says that a record's time is out of the topic's bounds.
 func timestampError(ms, nowMs int64, format string, args ...any) error {
-	return &logError{
-		kind: errTimestamp, text: fmt.Sprintf(format, args...),
-		facts: map[string]string{"timestampMs": decimal(ms), "nowMs": decimal(nowMs)},
-	}
+	return refusal.New(errTimestamp, map[string]string{"timestampMs": decimal(ms), "nowMs": decimal(nowMs)}, format, args...)
+}
+
+// fencedEpoch says that the reader of a partition knows an older leader epoch than there is.
+func fencedEpoch[E ~int32 | ~int64](part string, is, known E) error {
+	return refusal.New(partition.ErrFencedEpoch, map[string]string{"leaderEpoch": decimal(is)},
+		"%s: the leader epoch is %d, not %d: refresh, and say what was read last in last_epoch", part, is, known)
 }
 
 // truncatedError says that the log no longer holds what a reader had read.
 func truncatedError(part *partition.Partition, epoch record.Epoch, end record.Offset) error {
-	return &logError{
-		kind:  errLogTruncated,
-		text:  fmt.Sprintf("%s: the log no longer holds what was read before: it agrees up to offset %d only", part, end),
-		facts: map[string]string{"divergingEpoch": decimal(epoch), "endOffset": decimal(end)},
-	}
+	return refusal.New(errLogTruncated, map[string]string{"divergingEpoch": decimal(epoch), "endOffset": decimal(end)},
+		"%s: the log no longer holds what was read before: it agrees up to offset %d only", part, end)
 }
 
 // uncertainError adds the offset to an outcome that is unknown.

@@ -14,6 +14,7 @@ import (
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/partitioner"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
@@ -47,17 +48,17 @@ func (p *produceSession) check(c *produceCall) error {
 	}
 	switch {
 	case kinds != 1:
-		return refuse("want exactly one of batch, records and text_records, and not an empty one; found %d", kinds)
+		return invalid("want exactly one of batch, records and text_records, and not an empty one; found %d", kinds)
 	case r.Acks < 0 || r.Acks > int32(runnelv1.Acks_ACKS_ALL):
-		return refuse("acks %d is not known here: want ACKS_NONE, ACKS_LEADER or ACKS_ALL", r.Acks)
+		return invalid("acks %d is not known here: want ACKS_NONE, ACKS_LEADER or ACKS_ALL", r.Acks)
 	case r.Routing < 0 || r.Routing > int32(runnelv1.Routing_ROUTING_DIRECT):
-		return refuse("routing %d is not known here: want ROUTING_PROXY or ROUTING_DIRECT", r.Routing)
+		return invalid("routing %d is not known here: want ROUTING_PROXY or ROUTING_DIRECT", r.Routing)
 	case r.HasTimeout && r.Timeout <= 0:
-		return refuse("timeout is %s: want more than 0, or leave it out for %s", r.Timeout, defaultProduceTimeout)
+		return invalid("timeout is %s: want more than 0, or leave it out for %s", r.Timeout, defaultProduceTimeout)
 	case r.HasPartition && r.Partition < 0:
-		return refuse("partition is %d: partitions are counted from 0", r.Partition)
+		return invalid("partition is %d: partitions are counted from 0", r.Partition)
 	case r.HasBatch && !r.HasPartition:
-		return refuse("a batch needs partition: the broker looks into records only")
+		return invalid("a batch needs partition: the broker looks into records only")
 	case r.HasProducer:
 		if err := checkSequence(r); err != nil {
 			return err
@@ -78,13 +79,13 @@ func checkSequence(r *wire.ProduceRequest) error {
 	s := &r.Producer
 	switch {
 	case r.HasBatch:
-		return refuse("producer goes with records and text_records: a batch has its own producer_id, producer_epoch and base_sequence")
+		return invalid("producer goes with records and text_records: a batch has its own producer_id, producer_epoch and base_sequence")
 	case !r.HasPartition:
-		return refuse("producer needs partition: a producer's sequences are counted in each partition by itself")
+		return invalid("producer needs partition: a producer's sequences are counted in each partition by itself")
 	case s.ID < 1 || s.Epoch < 0:
-		return refuse("producer_id %d and producer_epoch %d are not what InitProducer gives: want an id of 1 or more, and an epoch of 0 or more", s.ID, s.Epoch)
+		return invalid("producer_id %d and producer_epoch %d are not what InitProducer gives: want an id of 1 or more, and an epoch of 0 or more", s.ID, s.Epoch)
 	case s.BaseSequence < 0 || s.BaseSequence > math.MaxInt64-record.MaxFrameSize:
-		return refuse("base_sequence is %d: want the number of records that this producer has written to this partition before, 0 at first", s.BaseSequence)
+		return invalid("base_sequence is %d: want the number of records that this producer has written to this partition before, 0 at first", s.BaseSequence)
 	}
 	return nil
 }
@@ -102,7 +103,7 @@ func (p *produceSession) topic(ctx context.Context) (*metadata.Topic, error) {
 		f.image, f.topic, f.id = img, t, t.ID.String()
 	}
 	if t := f.topic; t.Internal || strings.HasPrefix(t.Name, "__") {
-		return nil, &logError{kind: errTopicSystem, text: "topic " + t.Name + " is internal: only the system writes to it"}
+		return nil, &refusal.Error{Kind: errTopicSystem, Text: "topic " + t.Name + " is internal: only the system writes to it"}
 	}
 	return f.topic, nil
 }
@@ -294,10 +295,10 @@ func (p *produceSession) append(c *produceCall, i int, t *metadata.Topic, buf *[
 
 // errBatchFull is told of records that make more than one batch.
 func batchFull(err error) error {
-	return &logError{
-		kind:  record.ErrTooLarge,
-		text:  "the records of one request for one partition are stored as one batch, all or none, and these are too many (" + err.Error() + "): split the request",
-		facts: map[string]string{"maxBytes": decimal(record.MaxFrameSize)},
+	return &refusal.Error{
+		Kind:  record.ErrTooLarge,
+		Text:  "the records of one request for one partition are stored as one batch, all or none, and these are too many (" + err.Error() + "): split the request",
+		Facts: map[string]string{"maxBytes": decimal(record.MaxFrameSize)},
 	}
 }
 

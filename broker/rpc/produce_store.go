@@ -9,6 +9,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // A builder makes batches of one kind of limits.
@@ -85,7 +86,7 @@ func (p *produceSession) commit(pt *producePart, t *metadata.Topic, batch *recor
 // appendBatch checks what depends on the topic and the clock, and appends.
 func (s *LogService) appendBatch(part *partition.Partition, t *metadata.Topic, batch *record.Batch, epoch *record.Epoch, acks int32) (partition.Appended, error) {
 	if batch.Transactional {
-		return partition.Appended{}, &logError{kind: errUnsupported, text: "transactional is true: this server has no transactions; send the batch without"}
+		return partition.Appended{}, &refusal.Error{Kind: errUnsupported, Text: "transactional is true: this server has no transactions; send the batch without"}
 	}
 	if err := checkTimes(t, batch, time.Now().UnixMilli()); err != nil {
 		if got, ok := part.Stored(batch); ok {

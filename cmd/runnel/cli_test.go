@@ -39,8 +39,8 @@ func TestMistakes(t *testing.T) {
 		code int
 		want string
 	}{
-		"no such command":      {[]string{"tpoic"}, exitUsage, "unknown command"},
-		"no such subcommand":   {[]string{"topic", "make"}, exitUsage, `no command "make"`},
+		"no such command":      {[]string{"tpoic"}, exitUsage, `no command "runnel tpoic"`},
+		"no such subcommand":   {[]string{"topic", "make"}, exitUsage, `no command "runnel topic make"`},
 		"no such flag":         {[]string{"topic", "list", "--wrong"}, exitUsage, "--help"},
 		"missing name":         {[]string{"topic", "create"}, exitUsage, "NAME is missing"},
 		"too many":             {[]string{"topic", "delete", "a", "b"}, exitUsage, `"b" is one argument too many: want NAME`},

@@ -54,7 +54,7 @@ Errors go to standard error, and say what to do. The exit code says how it went:
 | 1 | something was refused or failed, or was found to be wrong (` + "`cluster health`, `log verify`" + `) |
 | 2 | there is a mistake in the command line or in the configuration; nothing was done |
 | 3 | it took longer than --timeout, or no broker could be reached. The message says so when what was sent may have been done all the same: an unknown outcome |
-| 130 | it was interrupted (Ctrl-C) before its end |
+| 130 | it was interrupted (Ctrl-C, SIGTERM) before its end |
 
 For completion in a shell, see ` + "`runnel completion --help`" + `.
 `)

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -185,9 +186,10 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	return l.report(readErr)
 }
 
-// interruptible ends ctx at SIGINT, because of errInterrupted.
+// interruptible ends ctx at SIGINT, or the SIGTERM of whatever runs the command,
+// because of errInterrupted.
 func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
-	signalled, release := signal.NotifyContext(ctx, os.Interrupt)
+	signalled, release := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithCancelCause(ctx)
 	unhook := context.AfterFunc(signalled, func() { cancel(errInterrupted) })
 	return ctx, func() {

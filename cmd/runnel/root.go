@@ -96,7 +96,7 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
 	switch {
-	case usage || strings.HasPrefix(err.Error(), "unknown command"):
+	case usage:
 		return exitUsage
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
@@ -114,14 +114,16 @@ func (a *app) explain(err error) string {
 	switch {
 	case errors.Is(err, errQuiet):
 		return ""
-	case usage || strings.HasPrefix(text, "unknown command"):
+	case usage:
 		hint = "Add --help to see what there is."
 	case errors.Is(err, client.ErrUnreachable) && !errors.Is(err, client.ErrOutcomeUnknown):
 		hint = fmt.Sprintf("Tried %s. Start a node here with: %s\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "), a.typed("dev"))
 	case errors.Is(err, client.ErrGroupNotFound):
 		hint = "See the groups there are with: " + a.typed("group list")
 	case errors.Is(err, client.ErrGroupNotEmpty):
-		hint = "It has members: stop them first; see them with: " + a.typed("group describe GROUP")
+		hint = "See them with: " + a.typed("group describe GROUP")
+	case errors.Is(err, client.ErrInvalidConfig):
+		hint = "See the keys of a topic with: " + a.typed("topic describe NAME")
 	case errors.Is(err, client.ErrTopicNotFound):
 		hint = "See the topics there are with: " + a.typed("topic list") + "\nor create it with: " + a.typed("topic create NAME")
 	case errors.Is(err, context.DeadlineExceeded):
@@ -152,8 +154,8 @@ a topic, write a line and read it back.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       version(),
-		Args:          cobra.NoArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args:          cobra.ArbitraryArgs,
+		RunE:          helpOnly,
 	}
 	root.SetVersionTemplate("runnel {{.Version}}\n")
 	brokers := a.getenv("RUNNEL_BROKERS")
@@ -251,17 +253,17 @@ func args(names ...string) cobra.PositionalArgs {
 
 // noun is a command that has only subcommands.
 func noun(use, short string, subs ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{
-		Use: use, Short: short,
-		RunE: func(c *cobra.Command, got []string) error {
-			if len(got) > 0 {
-				return usagef("runnel %s has no command %q", c.Name(), got[0])
-			}
-			return c.Help()
-		},
-	}
+	c := &cobra.Command{Use: use, Short: short, RunE: helpOnly}
 	c.AddCommand(subs...)
 	return c
+}
+
+// helpOnly runs a command that does nothing without a subcommand.
+func helpOnly(c *cobra.Command, got []string) error {
+	if len(got) > 0 {
+		return usagef("there is no command %q", c.CommandPath()+" "+got[0])
+	}
+	return c.Help()
 }
 
 // connect returns a client; nothing is dialed yet.

@@ -9,6 +9,7 @@ import (
 
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // A Rescue is the answer to an operator who recovers a partition.
@@ -123,7 +124,7 @@ func (a *Active) Hold(ctx context.Context, id state.BrokerID, wait time.Duration
 	var rev state.Revision
 	err = a.do(ctx, func(ctx context.Context) error {
 		if a.cfg.Dev {
-			return &state.Error{Kind: state.ErrInvalidRequest, Text: "there is one process only: no broker is taken out of service here"}
+			return refusal.New(state.ErrInvalidRequest, nil, "there is one process only: no broker is taken out of service here")
 		}
 		var changes []state.Change
 		var b *state.Broker

@@ -9,6 +9,7 @@ import (
 
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/controller/store"
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
 // maxAppliedWait bounds how long an answer waits for the brokers to hear of a change.
@@ -61,12 +62,10 @@ func clash(taken map[string]string, w state.NewTopic) error {
 	case !ok, other == w.Name && w.IfNotExists:
 		return nil
 	case other == w.Name:
-		return &state.Error{Kind: state.ErrTopicExists, Text: fmt.Sprintf("topic %s is asked for twice", w.Name), Facts: map[string]string{"topic": w.Name}}
+		return refusal.New(state.ErrTopicExists, map[string]string{"topic": w.Name}, "topic %q is asked for twice", w.Name)
 	default:
-		return &state.Error{
-			Kind: state.ErrInvalidName, Text: fmt.Sprintf("topic name %q differs only in '.' and '_' from %q in the same request", w.Name, other),
-			Facts: map[string]string{"topic": w.Name},
-		}
+		return refusal.New(state.ErrInvalidName, map[string]string{"topic": w.Name},
+			"topic name %q differs only in '.' and '_' from %q in the same request", w.Name, other)
 	}
 }
 

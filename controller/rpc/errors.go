@@ -13,6 +13,7 @@ import (
 	"github.com/runnelmq/runnel/controller/sessions"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/controller/store"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/topicconfig"
 )
@@ -84,5 +85,5 @@ func Rules() []rpcerr.Rule {
 
 // invalid is a refusal of a request's form.
 func invalid(format string, args ...any) error {
-	return &state.Error{Kind: state.ErrInvalidRequest, Text: fmt.Sprintf(format, args...)}
+	return refusal.New(state.ErrInvalidRequest, nil, format, args...)
 }

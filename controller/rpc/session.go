@@ -16,6 +16,7 @@ import (
 	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/probe"
 	"github.com/runnelmq/runnel/controller/state"
+	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
@@ -43,8 +44,8 @@ func (s *Service) Session(stream grpc.BidiStreamingServer[controllerv1.SessionRe
 		return err
 	}
 	if seen := first.GetRegister().GetHighestControllerEpoch(); seen > act.Epoch() {
-		return &state.Error{Kind: state.ErrClusterMismatch, Text: "the broker has seen a newer controller than this one: " +
-			"either this controller's metadata was restored from an older copy, or the broker's data belongs elsewhere"}
+		return refusal.New(state.ErrClusterMismatch, nil, "the broker has seen a newer controller than this one: "+
+			"either this controller's metadata was restored from an older copy, or the broker's data belongs elsewhere")
 	}
 	adm, err := act.Register(stream.Context(), reg)
 	if err != nil {

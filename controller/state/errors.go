@@ -3,9 +3,11 @@ package state
 import (
 	"errors"
 	"strconv"
+
+	"github.com/runnelmq/runnel/internal/refusal"
 )
 
-// What a decision can refuse. Each comes in an Error, which carries the facts.
+// What a decision can refuse. Each comes in a refusal.Error, which carries the facts.
 var (
 	ErrInvalidRequest    = errors.New("invalid request")
 	ErrInvalidName       = errors.New("invalid topic name")
@@ -22,24 +24,9 @@ var (
 	ErrFeatureLevel      = errors.New("feature level out of the broker's range")
 )
 
-// An Error is a refusal with its facts. It is Kind.
-type Error struct {
-	Kind  error
-	Text  string
-	Facts map[string]string // by lowerCamelCase name
-}
-
-func (e *Error) Error() string { return e.Text }
-
-// Unwrap returns the kind.
-func (e *Error) Unwrap() error { return e.Kind }
-
-// Metadata returns the facts for the caller.
-func (e *Error) Metadata() map[string]string { return e.Facts }
-
-// refuse makes an Error. facts are names and values in turn.
-func refuse(kind error, text string, facts ...string) *Error {
-	e := &Error{Kind: kind, Text: text}
+// refuse makes an error; facts are names and values in turn.
+func refuse(kind error, text string, facts ...string) *refusal.Error {
+	e := &refusal.Error{Kind: kind, Text: text}
 	for n := 0; n+1 < len(facts); n += 2 {
 		if e.Facts == nil {
 			e.Facts = map[string]string{}

@@ -25,7 +25,7 @@ func (i *Image) EnsureInternal(n NewTopic, d Defaults, id uuid.UUID, nowMs int64
 	}
 	usable := len(i.usable())
 	if usable == 0 {
-		return TopicPlan{}, refuse(ErrInvalidFactor, fmt.Sprintf("topic %s: no broker is in service at present", n.Name), "asked", itoa(d.InternalFactor), "available", "0")
+		return TopicPlan{}, refuse(ErrInvalidFactor, fmt.Sprintf("topic %q: no broker is in service at present", n.Name), "asked", itoa(d.InternalFactor), "available", "0")
 	}
 	t := &Topic{
 		Name: n.Name, Phase: TopicActive, Internal: true, TargetFactor: d.InternalFactor,

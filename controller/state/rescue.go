@@ -60,12 +60,12 @@ func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports)
 		return Rescue{}, refuse(ErrTopicNotFound, fmt.Sprintf("there is no topic %.300q", ref.Name), "topic", ref.Name)
 	case ref.ID != t.ID && ref.ID != (Ref{}).ID:
 		return Rescue{}, refuse(ErrTopicIDMismatch,
-			fmt.Sprintf("topic %s now has the id %s: it was deleted and created again", ref.Name, t.ID), "topic", ref.Name, "topicId", t.ID.String())
+			fmt.Sprintf("topic %q now has the id %s: it was deleted and created again", ref.Name, t.ID), "topic", ref.Name, "topicId", t.ID.String())
 	}
 	k := PartitionKey{t.ID, partition}
 	p := i.Partition(k)
 	if p == nil || !i.serves(p) {
-		return Rescue{}, refuse(ErrPartitionNotFound, fmt.Sprintf("topic %s has no partition %d", ref.Name, partition), "topic", ref.Name)
+		return Rescue{}, refuse(ErrPartitionNotFound, fmt.Sprintf("topic %q has no partition %d", ref.Name, partition), "topic", ref.Name)
 	}
 	r := Rescue{Copies: i.copies(p, reports), Leader: NoLeader}
 	if p.Leader != NoLeader {

@@ -92,7 +92,7 @@ func (i *Image) CreateTopic(n NewTopic, d Defaults, id uuid.UUID, nowMs int64) (
 		if n.IfNotExists {
 			return TopicPlan{Topic: t, Existed: true}, nil
 		}
-		return TopicPlan{}, refuse(ErrTopicExists, fmt.Sprintf("topic %s exists already", n.Name), "topic", n.Name, "topicId", t.ID.String())
+		return TopicPlan{}, refuse(ErrTopicExists, fmt.Sprintf("topic %q exists already", n.Name), "topic", n.Name, "topicId", t.ID.String())
 	}
 	if other, ok := i.folded[Fold(n.Name)]; ok {
 		return TopicPlan{}, refuse(ErrInvalidName,
@@ -249,10 +249,10 @@ func (i *Image) find(r Ref) (*Topic, error) {
 	}
 	if r.ID != uuid.Nil && r.ID != t.ID {
 		return nil, refuse(ErrTopicIDMismatch,
-			fmt.Sprintf("topic %s now has the id %s: it was deleted and created again", r.Name, t.ID), "topic", r.Name, "topicId", t.ID.String())
+			fmt.Sprintf("topic %q now has the id %s: it was deleted and created again", r.Name, t.ID), "topic", r.Name, "topicId", t.ID.String())
 	}
 	if t.Internal {
-		return nil, refuse(ErrTopicInternal, fmt.Sprintf("topic %s is internal: only the system changes it", r.Name), "topic", r.Name)
+		return nil, refuse(ErrTopicInternal, fmt.Sprintf("topic %q is internal: only the system changes it", r.Name), "topic", r.Name)
 	}
 	return t, nil
 }
@@ -338,16 +338,16 @@ func (i *Image) AddPartitions(r Ref, total, limit int32) (*Topic, [][]Change, er
 	facts := []string{"asked", itoa(total), "current", itoa(t.Partitions), "maxPartitions", itoa(limit)}
 	switch {
 	case t.Phase != TopicActive:
-		return nil, nil, refuse(ErrTopicNotFound, fmt.Sprintf("topic %s is still being created", r.Name), "topic", r.Name)
+		return nil, nil, refuse(ErrTopicNotFound, fmt.Sprintf("topic %q is still being created", r.Name), "topic", r.Name)
 	case total > limit:
 		return nil, nil, refuse(ErrInvalidPartitions, fmt.Sprintf("%d partitions: a topic has at most %d", total, limit), facts...)
 	case total <= t.Partitions:
 		return nil, nil, refuse(ErrInvalidPartitions,
-			fmt.Sprintf("topic %s has %d partitions: the new total must be above that, not %d; partitions can't be taken away", r.Name, t.Partitions, total), facts...)
+			fmt.Sprintf("topic %q has %d partitions: the new total must be above that, not %d; partitions can't be taken away", r.Name, t.Partitions, total), facts...)
 	}
 	if usable := len(i.usable()); usable < int(t.ReplicationFactor) {
 		return nil, nil, refuse(ErrInvalidFactor,
-			fmt.Sprintf("topic %s has replication factor %d: only %d brokers are usable at present%s", r.Name, t.ReplicationFactor, usable, i.unusable()),
+			fmt.Sprintf("topic %q has replication factor %d: only %d brokers are usable at present%s", r.Name, t.ReplicationFactor, usable, i.unusable()),
 			"asked", itoa(t.ReplicationFactor), "available", itoa(usable))
 	}
 	next := t.clone()

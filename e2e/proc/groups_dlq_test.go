@@ -62,22 +62,19 @@ func TestGroups_deadLetters(t *testing.T) {
 	}
 }
 
-// The line that a person types to commit.
+// The line that a person types to commit, after those that create the topic and
+// write to it: the record is not in partition 0.
 func TestGrpcurl_commit(t *testing.T) {
 	t.Parallel()
 	n := dev(t, Dev{})
-	n.cli(t, "topic", "create", "txns", "--partitions", "8")
-	c := must[*client.Client](t)(client.New([]string{n.Client}))
-	t.Cleanup(func() { _ = c.Close() })
-	p := must[*client.Producer](t)(c.NewProducer(client.PartitionBy(client.Manual)))
-	_ = must[[]client.Result](t)(p.ProduceSync(t.Context(), client.Record{Topic: "txns", Partition: 0, Value: []byte("hello")}))
-	if err := p.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	answers(t, grpcurl(t, n, "runnel.v1.AdminService/CreateTopics", `{"topics":[{"name":"txns","partitions":8}]}`))
+	answers(t, grpcurl(t, n, "runnel.v1.LogService/Produce", `{"topic":"txns","text_records":[{"key":"acct-1","value":"hello"}]}`))
 	as := answers(t, grpcurl(t, n, "runnel.v1.LogService/Commit", `{"group":"g","offsets":[{"topic":"txns","partition":0,"offset":1}]}`))
 	if got := dig(t, as[0], "results", 0, "offset"); got != "1" {
 		t.Errorf("answered %v", as)
 	}
+	c := must[*client.Client](t)(client.New([]string{n.Client}))
+	t.Cleanup(func() { _ = c.Close() })
 	d := must[client.GroupDescription](t)(c.NewAdmin().DescribeGroup(t.Context(), "g"))
 	if len(d.Partitions) != 1 || d.Partitions[0].Committed != 1 || d.LagRecords != 0 {
 		t.Errorf("%+v", d)

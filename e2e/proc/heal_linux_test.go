@@ -181,9 +181,6 @@ func digests(t *testing.T, n *Node) map[string]string {
 // damaged, gets every record.
 func TestCluster_damagedLeader(t *testing.T) {
 	t.Parallel()
-	if !whole() {
-		t.Skip("it takes long: make e2e")
-	}
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, BrokerSet: []string{"replication.lag_time_max=2s"}})
 	createTxns(t, g)
 	l := startLoad(t, g)

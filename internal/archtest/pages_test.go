@@ -71,10 +71,8 @@ func TestErrorsPage(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| reason | gRPC code | the same request again | what it means, what to do | metadata |\n|---|---|---|---|---|\n")
 	for _, r := range reasons(t) {
-		meta := ""
-		if r.metadata != "" {
-			meta = "`" + strings.ReplaceAll(strings.ReplaceAll(r.metadata, " where known", ""), ", ", "`, `") + "`"
-		}
+		// A key may be followed by when it is there: "baseOffset where known".
+		meta := regexp.MustCompile(`(^|, )(\w+)`).ReplaceAllString(r.metadata, "$1`$2`")
 		table.WriteString("| `" + r.name + "` | " + r.code + " | " + r.retry() + " | " + r.text + " | " + meta + " |\n")
 	}
 	generated(t, "docs/errors.md", "reasons", table.String())
@@ -99,7 +97,7 @@ func TestProcessConfigurationPage(t *testing.T) {
 			if o.doc == "" || !strings.Contains(o.doc, "Default: ") && !strings.Contains(o.doc, "see ") {
 				t.Errorf("%s: option %s: its comment does not tell its default", process, o.key)
 			}
-			table.WriteString("| `" + o.key + "` | `" + o.env + "` | " + o.doc + " |\n")
+			table.WriteString("| `" + o.key + "` | `" + o.env + "` | " + o.text() + " |\n")
 		}
 		generated(t, "docs/configuration.md", process, table.String())
 	}
@@ -129,7 +127,26 @@ func generated(t *testing.T, page, name, want string) {
 }
 
 // An option is one leaf of a Config struct, as its source has it.
-type option struct{ key, env, doc string }
+type option struct {
+	key, env, doc string
+	// fields are the Go names in its struct, and how users write them.
+	fields map[string]string
+}
+
+// text is the comment as users read it, who know no Go names: what a field is,
+// without "Field is", and other fields by their keys.
+func (o option) text() string {
+	text := regexp.MustCompile(`^\w+( is| are|:) `).ReplaceAllString(o.doc, "")
+	if text != o.doc {
+		text = strings.ToUpper(text[:1]) + text[1:]
+	}
+	return regexp.MustCompile(`\b[A-Z]\w*`).ReplaceAllStringFunc(text, func(word string) string {
+		if key, ok := o.fields[word]; ok {
+			return "`" + key + "`"
+		}
+		return word
+	})
+}
 
 // options reads the struct name of a package folder, and the structs it
 // holds, in their order.
@@ -150,6 +167,7 @@ func options(t *testing.T, dir, name, key, env string) []option {
 				t.Errorf("%s: %s is no struct", s.at(spec), name)
 				return false
 			}
+			fields := map[string]string{}
 			for _, f := range st.Fields.List {
 				if f.Tag == nil || len(f.Names) != 1 {
 					t.Errorf("%s: a field of %s without a tag", s.at(f), name)
@@ -165,7 +183,10 @@ func options(t *testing.T, dir, name, key, env string) []option {
 					all = append(all, options(t, dir, inner.Name, key+tag.Get("yaml")+".", env+prefix)...)
 					continue
 				}
-				all = append(all, option{key: key + tag.Get("yaml"), env: env + tag.Get("env"), doc: strings.Join(strings.Fields(f.Doc.Text()), " ")})
+				fields[f.Names[0].Name] = tag.Get("yaml")
+				all = append(all, option{
+					key: key + tag.Get("yaml"), env: env + tag.Get("env"), doc: strings.Join(strings.Fields(f.Doc.Text()), " "), fields: fields,
+				})
 			}
 			return false
 		})

@@ -2,6 +2,8 @@
 // that a key keeps its partition when an application moves over.
 package partitioner
 
+import "encoding/binary"
+
 // Constants of MurmurHash2, 32 bits, and the seed Kafka chose.
 const (
 	seed       = 0x9747b28c
@@ -12,14 +14,14 @@ const (
 // ForKey returns the partition of key among count partitions; count is at least
 // 1. An empty key is a key like any other.
 func ForKey(key []byte, count int) int32 {
-	return int32(Murmur2(key)&0x7fffffff) % int32(count) //nolint:gosec // both are within 31 bits
+	return int32(murmur2(key)&0x7fffffff) % int32(count) //nolint:gosec // both are within 31 bits
 }
 
-// Murmur2 returns the hash of key.
-func Murmur2(key []byte) uint32 {
+// murmur2 returns the hash of key.
+func murmur2(key []byte) uint32 {
 	h := uint32(seed) ^ uint32(len(key)) //nolint:gosec // keys are far below 4 GiB
 	for ; len(key) >= 4; key = key[4:] {
-		k := uint32(key[0]) | uint32(key[1])<<8 | uint32(key[2])<<16 | uint32(key[3])<<24
+		k := binary.LittleEndian.Uint32(key)
 		k *= multiplier
 		k ^= k >> shift
 		k *= multiplier

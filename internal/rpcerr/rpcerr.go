@@ -156,8 +156,8 @@ func judge(rules []Rule, err error) verdict {
 	}
 }
 
-// facts returns what the error's types say for programs. Facts of several
-// wrapped errors are joined; the outer one wins.
+// facts returns what err says for programs; of several errors wrapped in one
+// another, the outermost that says anything.
 func facts(err error) map[string]string {
 	m, ok := errors.AsType[Metadata](err)
 	if !ok {

@@ -135,7 +135,7 @@ const (
 	ErrorReason_ERROR_REASON_GROUP_NOT_EMPTY ErrorReason = 91
 	// INVALID_ARGUMENT. A group id is 1 to 249 bytes of UTF-8 without control characters. Metadata: group.
 	ErrorReason_ERROR_REASON_INVALID_GROUP ErrorReason = 92
-	// INVALID_ARGUMENT. The subscription names no topic, an invalid or an internal one, or its pattern is no RE2 expression. Fix it. Metadata: topic or pattern.
+	// INVALID_ARGUMENT. The subscription names no topic, an invalid or an internal one, or its pattern is no RE2 expression. Fix it. Metadata: topic, pattern: the one that is wrong.
 	ErrorReason_ERROR_REASON_INVALID_SUBSCRIPTION ErrorReason = 93
 	// ABORTED. The member is not, or no longer, part of the group: it was silent for its session timeout, or did not give up partitions in time. Drop all it
 	// owned and join with member_epoch 0. A commit that got this was not stored; what was read since the last one will be read again by others.

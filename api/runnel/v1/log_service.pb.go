@@ -145,7 +145,8 @@ const (
 	FetchFormat_FETCH_FORMAT_RECORDS FetchFormat = 1
 	// Decoded, as strings.
 	FetchFormat_FETCH_FORMAT_TEXT FetchFormat = 2
-	// As stored: may begin before the asked offset and go beyond stop_offset; the reader drops those.
+	// As stored: may begin before the asked offset and go beyond stop_offset; the reader drops those. Who began at
+	// EARLIEST drops what is below the first response's log_start_offset.
 	FetchFormat_FETCH_FORMAT_BATCHES FetchFormat = 3
 )
 
@@ -1942,7 +1943,8 @@ type OffsetCommit struct {
 	TopicId *string `protobuf:"bytes,2,opt,name=topic_id,json=topicId,proto3,oneof" json:"topic_id,omitempty"`
 	// The partition.
 	Partition int32 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
-	// The next offset to read: one more than that of the last record processed. Not above the high watermark, else OFFSET_OUT_OF_RANGE.
+	// The next offset to read: one more than that of the last record processed. A member's is not above the high
+	// watermark, else OFFSET_OUT_OF_RANGE.
 	Offset int64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
 	// Leader epoch of the last record processed.
 	LeaderEpoch *int64 `protobuf:"varint,5,opt,name=leader_epoch,json=leaderEpoch,proto3,oneof" json:"leader_epoch,omitempty"`
