@@ -65,6 +65,7 @@ type Client struct {
 
 	closed bool
 	direct map[string]*directConn // by advertised address
+	users  map[place]int          // lanes that lead there
 	// learned are addresses of leaders that have been reached: they stand in for
 	// brokers when none of those is left.
 	learned []string
@@ -139,7 +140,7 @@ func New(brokers []string, opts ...Option) (*Client, error) {
 		return nil, fmt.Errorf("WithRouting(%d): want Direct or Proxy", o.routing)
 	}
 	pool := wire.NewPool()
-	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool), direct: map[string]*directConn{}}
+	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool), direct: map[string]*directConn{}, users: map[place]int{}}
 	c.cluster = newCluster(c)
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.conn, c.seeds, err = newConn(addrs, o)
@@ -187,6 +188,7 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolve
 		grpc.WithDisableRetry(), // what may be sent again is for the producer to say
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
+		grpc.WithUnaryInterceptor(textual),
 	}
 	if o.dial != nil {
 		opts = append(opts, grpc.WithContextDialer(o.dial))

@@ -89,6 +89,16 @@ func (v *clusterView) leader(topic, id string, n int32) (addr string, epoch int6
 	return v.brokers[l.broker], l.epoch
 }
 
+// has reports whether a member is reached at an address.
+func (v *clusterView) has(addr string) bool {
+	for _, a := range v.brokers {
+		if a == addr {
+			return true
+		}
+	}
+	return false
+}
+
 // want makes the watch tell of a topic from now on.
 func (k *cluster) want(topic string) {
 	if k.c.opts.routing == Proxy {
@@ -163,6 +173,7 @@ func (k *cluster) change(f func(*clusterView) bool) {
 	for _, f := range fs {
 		f()
 	}
+	k.c.prune()
 }
 
 // hint takes in what a broker said that does not lead a partition any more: it

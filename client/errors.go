@@ -278,7 +278,10 @@ func rpcError(err error) error {
 	switch st.Code() {
 	case codes.Canceled:
 		if st.Message() == closingText {
-			return fmt.Errorf("the client is %w", ErrClosed)
+			return errClientClosed
+		}
+		if st.Message() == context.Canceled.Error() {
+			return context.Canceled
 		}
 		return fmt.Errorf("%s: %w", st.Message(), context.Canceled)
 	case codes.DeadlineExceeded:
@@ -289,6 +292,8 @@ func rpcError(err error) error {
 		return e
 	}
 }
+
+var errClientClosed = fmt.Errorf("the client is %w", ErrClosed)
 
 // closingText is what gRPC says of a connection after its Close.
 const closingText = "grpc: the client connection is closing"

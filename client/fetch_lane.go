@@ -25,6 +25,7 @@ type fetchLane struct {
 	share  int
 	queued int64
 	credit int64
+	ended  bool // it leads nowhere any more, and no partition is on it
 }
 
 // run sees to it that every partition is read on the lane that is right for
@@ -57,7 +58,7 @@ func (r *Reader) arrange() (fresh []*fetchLane) {
 	to := r.routes()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	used := map[*fetchLane]bool{}
+	used, taken := map[*fetchLane]bool{}, map[*fetchLane]bool{}
 	for key, a := range r.parts {
 		p, ok := to[key]
 		if !ok {
@@ -75,11 +76,15 @@ func (r *Reader) arrange() (fresh []*fetchLane) {
 			a.lane, a.dirty = l, true
 			a.ask++
 		}
+		taken[l] = true
 		if a.wanted() {
 			used[l] = true
 		}
 	}
-	for _, l := range r.lanes {
+	for p, l := range r.lanes {
+		if l.ended = !taken[l] && !r.c.knows(p); l.ended {
+			delete(r.lanes, p)
+		}
 		l.share = max(r.o.prefetch/max(len(used), 1), minPrefetch)
 		poke(l.wake)
 	}
@@ -110,9 +115,11 @@ func (a *assigned) leaveLocked() {
 	a.sent = false
 }
 
-// run keeps a stream open while there is something to read here.
+// run keeps a stream open while there is something to read here, until ctx ends
+// or the lane leads nowhere.
 func (l *fetchLane) run(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; {
+	defer l.r.c.use(l.place)()
+	for failures := 0; ctx.Err() == nil && !l.over(); {
 		if !l.active() {
 			select {
 			case <-l.wake:
@@ -152,6 +159,12 @@ func (l *fetchLane) active() bool {
 		}
 	}
 	return false
+}
+
+func (l *fetchLane) over() bool {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	return l.ended
 }
 
 func (l *fetchLane) shareNow() int {

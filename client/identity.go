@@ -46,10 +46,13 @@ func (p *Producer) identify(ctx context.Context) {
 			p.identity.CompareAndSwap(nil, id)
 			break
 		}
+		if ctx.Err() != nil {
+			return // Close says what becomes of what is left
+		}
 		p.mu.Lock()
 		p.identityErr = err
 		p.mu.Unlock()
-		if ctx.Err() != nil || !passes(err) || p.memory.used.Load() == 0 {
+		if !passes(err) || p.memory.used.Load() == 0 {
 			break
 		}
 		pause(ctx, backoffFor(attempt))
@@ -60,9 +63,6 @@ func (p *Producer) identify(ctx context.Context) {
 		p.identityErr = nil
 	}
 	p.mu.Unlock()
-	if ctx.Err() != nil {
-		return // Close says what becomes of what is left
-	}
 	p.eachPartition(func(pt *partition) {
 		if err != nil && !passes(err) {
 			pt.failUnsent(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,13 +21,16 @@ type lane struct {
 	ready  []*partition // that have something to send
 	stream *produceStream
 	err    error // why there is no stream at present
+
+	// ended: it takes no partitions any more. It is set under mu only.
+	ended atomic.Bool
 }
 
 // laneTo returns the lane to a place.
 func (p *Producer) laneTo(to place) *lane {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l := p.lanes[to]; l != nil {
+	if l := p.lanes[to]; l != nil && !l.ended.Load() {
 		return l
 	}
 	l := &lane{p: p, place: to, wake: make(chan struct{}, 1)}
@@ -35,12 +39,51 @@ func (p *Producer) laneTo(to place) *lane {
 	return l
 }
 
-// push adds a partition that has something to send.
-func (l *lane) push(pt *partition) {
+// push adds a partition that has something to send. It is false when the lane
+// has ended meanwhile.
+func (l *lane) push(pt *partition) bool {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended.Load() {
+		return false
+	}
 	l.ready = append(l.ready, pt)
-	l.mu.Unlock()
 	poke(l.wake)
+	return true
+}
+
+// retire ends the lane when it leads to a broker that is no member of the
+// cluster any more, and nothing is to be sent. The caller is the one that sends,
+// and has nothing unanswered.
+func (l *lane) retire() bool {
+	if l.ended.Load() {
+		return true
+	}
+	if l.p.c.knows(l.place) || !l.end() {
+		return false
+	}
+	l.p.forget(l)
+	return true
+}
+
+// end takes no partitions from here on, unless there are some.
+func (l *lane) end() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.ready) > 0 {
+		return false
+	}
+	l.ended.Store(true)
+	return true
+}
+
+// forget takes a lane that has ended off the list.
+func (p *Producer) forget(l *lane) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lanes[l.place] == l {
+		delete(p.lanes, l.place)
+	}
 }
 
 func (l *lane) next() *partition {
@@ -80,9 +123,14 @@ func (l *lane) fails(err error) {
 	l.err = err
 }
 
-// run keeps a stream open while there is something to send.
+// run keeps a stream open while there is something to send, until ctx ends or
+// the lane leads nowhere.
 func (l *lane) run(ctx context.Context) {
+	defer l.p.c.use(l.place)()
 	for failures := 0; ctx.Err() == nil; {
+		if l.retire() {
+			return
+		}
 		if !l.hasReady() {
 			select {
 			case <-l.wake:

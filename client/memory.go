@@ -53,7 +53,7 @@ func (m *memory) wait(ctx context.Context, closed <-chan struct{}, n int64, pres
 		select {
 		case <-freed:
 		case <-closed:
-			return ErrClosed
+			return errProducerClosed
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

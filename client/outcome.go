@@ -72,6 +72,45 @@ func (e *unknownError) Error() string        { return ErrOutcomeUnknown.Error() 
 func (e *unknownError) Unwrap() error        { return e.cause }
 func (e *unknownError) Is(target error) bool { return target == ErrOutcomeUnknown }
 
+// certain marks err as one about records that are not in the log, for certain,
+// although something else that err tells of may be open: they were never sent,
+// or always refused.
+func certain(err error) error {
+	if !errors.Is(err, ErrOutcomeUnknown) {
+		return err
+	}
+	return &certainError{err}
+}
+
+// A certainError is its cause in all but that.
+type certainError struct{ cause error }
+
+func (e *certainError) Error() string { return e.cause.Error() }
+
+func (e *certainError) Is(target error) bool {
+	return target != ErrOutcomeUnknown && errors.Is(e.cause, target)
+}
+
+func (e *certainError) As(target any) bool {
+	if !errors.As(e.cause, target) {
+		return false
+	}
+	if answer, ok := target.(**Error); ok {
+		told := **answer
+		told.OutcomeUnknown = false
+		*answer = &told
+	}
+	return true
+}
+
+// bare is err without what unknown says of it, for whoever keeps that apart.
+func bare(err error) error {
+	if u, ok := err.(*unknownError); ok { //nolint:errorlint // the outermost only
+		return u.cause
+	}
+	return err
+}
+
 // A settled is a group of records with one fate.
 type settled struct {
 	topic     string

@@ -44,7 +44,9 @@ type partition struct {
 	scheduled bool
 	recalling bool
 	num       numbering
-	closed    bool // takes no records any more
+	// trouble is why a batch was refused last, nil once one was taken again.
+	trouble error
+	closed  bool // takes no records any more
 }
 
 // add puts a record of size bytes into the open batch, and reports whether the
@@ -58,7 +60,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, du
 	pt.mu.Lock()
 	defer pt.mu.Unlock()
 	if pt.closed {
-		return false, ErrClosed
+		return false, errProducerClosed
 	}
 	pt.headers = pt.headers[:0]
 	for _, h := range r.Headers {
@@ -69,7 +71,7 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, du
 	apart := size+maxTimestampSize > maxRecord
 	full := pt.topic.batchBytes(pt.p.o.batchBytes)
 	for {
-		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+size > full) {
+		if pt.open != nil && (apart || gen != nil && pt.open.gen != gen || pt.open.builder.Size()+roomFor(size) > full) {
 			pt.sealLocked()
 		}
 		if pt.open == nil {
@@ -143,9 +145,15 @@ func (pt *partition) expire(b *batch) {
 	var out []settled
 	pt.mu.Lock()
 	sent := b.stage == stageInFlight
-	err := deliveryTimeout(pt.p.o.delivery, b.lastErr, pt.hindranceLocked(b))
+	cause := b.lastErr
+	if cause == nil || misplaced(cause) {
+		cause = cmp.Or(pt.hindranceLocked(b), cause)
+	}
+	err := deliveryTimeout(pt.p.o.delivery, cause)
 	if sent || b.inDoubt {
 		err = unknown(err)
+	} else {
+		err = certain(err)
 	}
 	s, ok := b.settle(err)
 	if ok {
@@ -172,13 +180,14 @@ func (pt *partition) hindranceLocked(b *batch) error {
 	case len(pt.inflight) > 0:
 		return cmp.Or(pt.inflight[0].lastErr, errBehind)
 	}
-	return pt.p.identityError()
+	return cmp.Or(pt.p.identityError(), pt.trouble)
 }
 
 var errBehind = errors.New("records of the partition that were sent before are not answered")
 
 // failUnsent fails what was never sent.
 func (pt *partition) failUnsent(err error) {
+	err = certain(err)
 	var out []settled
 	pt.mu.Lock()
 	pt.sealLocked()
@@ -206,20 +215,24 @@ func (pt *partition) forgetLocked(b *batch) {
 	b.drop(&pt.p.builders)
 }
 
-// abandon settles all that has no outcome when the producer is closed: err for
-// what was never sent. Nothing is in flight any more.
-func (pt *partition) abandon(err error) {
-	var out []settled
+// abandon settles all that has no outcome when the producer is closed. Nothing
+// is in flight any more.
+func (pt *partition) abandon() {
+	var (
+		out   []settled
+		first error // of what stood in the way, for those behind, too
+	)
 	pt.mu.Lock()
 	pt.closed = true
 	pt.sealLocked()
 	for _, b := range append(pt.refused, pt.queue...) {
-		why := err
-		if b.lastErr != nil {
-			why = fmt.Errorf("%w: %w", err, b.lastErr)
+		cause := telling(first, b.lastErr)
+		if first == nil {
+			first = cause
 		}
+		why := certain(closedBecause(errProducerClosed, cause))
 		if b.inDoubt {
-			why = unknown(why)
+			why = unknown(closedBecause(errUnanswered, cause))
 		}
 		out = pt.settleLocked(b, verdict{err: why, base: -1}, out)
 	}
@@ -230,10 +243,26 @@ func (pt *partition) abandon(err error) {
 	}
 }
 
-// telling returns the reason that says more: that the time for a try was up, or
-// that an earlier batch is missing, says nothing where something is known.
+// What becomes of records that have no outcome when their producer is closed.
+var (
+	errProducerClosed = fmt.Errorf("the producer is %w", ErrClosed)
+	errUnanswered     = fmt.Errorf("the producer was %w before the answer", ErrClosed)
+)
+
+// closedBecause says of a record that it was lost by closing, and what stood in
+// its way before, unless that is the closing itself.
+func closedBecause(closed, cause error) error {
+	if cause == nil || errors.Is(cause, ErrClosed) {
+		return closed
+	}
+	return fmt.Errorf("%w: %w", closed, cause)
+}
+
+// telling returns the reason that says more: that the time for a try was up,
+// that an earlier batch is missing, or that the producer is closing, says
+// nothing where something is known.
 func telling(before, now error) error {
-	if before != nil && (errors.Is(now, ErrTimeout) || misplaced(now)) {
+	if before != nil && (now == nil || errors.Is(now, ErrTimeout) || errors.Is(now, ErrClosed) || misplaced(now)) {
 		return before
 	}
 	return now

@@ -17,7 +17,9 @@ func (pt *partition) push() {
 	pt.mu.Lock()
 	l := pt.lane
 	pt.mu.Unlock()
-	l.push(pt)
+	if !l.push(pt) {
+		pt.unschedule()
+	}
 }
 
 // unschedule takes the partition, which was in a ready list, out of it, and
@@ -63,7 +65,7 @@ func (pt *partition) routedLocked() bool {
 	}
 	c := pt.p.c
 	to, epoch := c.route(c.cluster.view.Load(), pt.topic.name, pt.id, pt.number)
-	if pt.lane != nil && pt.lane.place == to {
+	if pt.lane != nil && pt.lane.place == to && !pt.lane.ended.Load() {
 		if len(pt.inflight) == 0 {
 			pt.epoch = epoch
 		}

@@ -30,6 +30,7 @@ var (
 	errStreamSilent = errors.New("the broker did not answer a sign of life")
 	errStreamEnded  = errors.New("the stream ended before the answer")
 	errNoAnswer     = errors.New("the broker did not answer in time")
+	errNotMember    = errors.New("the broker is no member of the cluster any more")
 )
 
 // A produceStream is one Produce stream and what is unanswered on it.
@@ -86,11 +87,11 @@ func (s *produceStream) serve(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	s.cancel(ctx.Err())
+	s.cancel(context.Cause(ctx))
 	receiver.Wait()
 	s.bury()
 	switch {
-	case isDone(ctx):
+	case isDone(ctx), s.lane.ended.Load():
 		return nil
 	case s.err == nil && !s.answered:
 		return errStreamEnded // and would again at once
@@ -114,6 +115,11 @@ func (s *produceStream) send(ctx context.Context) bool {
 				return false
 			}
 			sent = time.Now()
+		}
+		if s.idle() && s.lane.retire() {
+			s.cancel(errNotMember)
+			<-s.over
+			return false
 		}
 		select {
 		case <-s.lane.wake:
@@ -210,6 +216,13 @@ func (p *Producer) ackTimeout(left time.Duration) time.Duration {
 		most = retryAckTimeout
 	}
 	return min(max(left-min(left/10, 2*time.Second), time.Millisecond), most)
+}
+
+// idle reports whether nothing is unanswered.
+func (s *produceStream) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.inflight) == 0
 }
 
 // due returns how long the oldest answer has been waited for.

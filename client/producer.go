@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -32,7 +33,7 @@ type Producer struct {
 	// identity is nil until it is known, and without idempotence.
 	identity atomic.Pointer[identity]
 	closing  chan struct{} // closed by Close
-	stop     context.CancelFunc
+	stop     func()
 	spawn    func(func(context.Context))
 	workers  sync.WaitGroup // all but the one that calls callbacks
 	caller   sync.WaitGroup
@@ -68,8 +69,8 @@ func (c *Client) NewProducer(opts ...ProducerOption) (*Producer, error) {
 		closing:  make(chan struct{}),
 		gens:     []*generation{{done: make(chan struct{})}},
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	p.stop = stop
+	ctx, stop := context.WithCancelCause(context.Background())
+	p.stop = func() { stop(errUnanswered) }
 	p.spawn = func(f func(context.Context)) { p.workers.Go(func() { f(ctx) }) }
 	return p, nil
 }
@@ -114,6 +115,15 @@ func (p *Producer) rerouted() {
 		pt.moved()
 		pt.wake()
 	})
+	for _, l := range p.allLanes() { // some may lead nowhere now
+		poke(l.wake)
+	}
+}
+
+func (p *Producer) allLanes() []*lane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Values(p.lanes))
 }
 
 // begin starts the goroutines that every producer has, at its first record. It
@@ -229,7 +239,7 @@ func (p *Producer) produce(ctx context.Context, r *Record, done func(Result), ur
 		e.stampMs = r.Timestamp.UnixMilli()
 	}
 	if !p.begin() {
-		return p.refuse(r, e, 0, ErrClosed)
+		return p.refuse(r, e, 0, errProducerClosed)
 	}
 	if err := checkRecord(r); err != nil {
 		return p.refuse(r, e, 0, err)
@@ -441,10 +451,10 @@ func (p *Producer) Close(ctx context.Context) error {
 	p.stop()
 	p.workers.Wait()
 	p.topics.Range(func(_, v any) bool {
-		v.(*topic).abandon(p, ErrClosed) //nolint:errcheck,forcetypeassert // nothing else is in there
+		v.(*topic).abandon(p) //nolint:errcheck,forcetypeassert // nothing else is in there
 		return true
 	})
-	p.eachPartition(func(pt *partition) { pt.abandon(ErrClosed) })
+	p.eachPartition((*partition).abandon)
 	if was == producerNew {
 		p.caller.Go(func() { p.outcomes.run(p.settled) })
 	}

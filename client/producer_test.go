@@ -271,6 +271,39 @@ func testSplit(t *testing.T, mumble bool) {
 	})
 }
 
+// No limit is exceeded by the few bytes around a record.
+func TestProducer_keepsToTheLimitExactly(t *testing.T) {
+	for limit := 20_200; limit < 20_420; limit += 8 {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFake(t, map[string]int{"t": 1})
+			f.maxBatch = limit
+			p := producer(t, f.client(t))
+			y := newTally()
+			pad := make([]byte, 400)
+			fill := func(from, to int) {
+				for i := from; i < to; i++ {
+					v := itoa(i)
+					p.Produce(t.Context(), client.Record{
+						Topic: "t", Key: pad, Value: []byte(v), Headers: []client.Header{{Key: "header", Value: pad[:90]}},
+						Timestamp: time.UnixMilli(int64(i) << 30),
+					}, y.done(v))
+				}
+				flush(t, p)
+			}
+			fill(0, 200)
+			refused := f.tooLarge
+			if refused == 0 {
+				t.Fatal("the limit was never met")
+			}
+			fill(200, 400)
+			y.check(t, 400, 0, 0)
+			if f.tooLarge > refused || refused > 5 {
+				t.Errorf("limit %d: %d batches were too large, and %d more once it was known", limit, refused, f.tooLarge-refused)
+			}
+		})
+	}
+}
+
 // PD-04: the broker's limit is far below the client's. It is learned, and few
 // requests are in vain.
 func TestProducer_learnsTheLimit(t *testing.T) {

@@ -42,12 +42,15 @@ type Reader struct {
 	queue   []*Batch
 	arrived chan struct{} // closed and replaced when queue, parts or err change
 	current *Batch        // the batch last returned; its buffers are in use
+	passed  []passage     // for the group
 	resume  bool          // Records was left in the middle of current
 	begun   bool
 	closed  bool
 	err     error // ends all reading
 	failing time.Time
 }
+
+var errReaderClosed = fmt.Errorf("the reader is %w", ErrClosed)
 
 type partitionKey struct {
 	topic     string
@@ -149,7 +152,7 @@ func (r *Reader) Assign(ctx context.Context, as ...Assignment) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return ErrClosed
+		return errReaderClosed
 	}
 	for i, l := range ls {
 		r.placeLocked(l, stops[i])
@@ -311,10 +314,10 @@ func (r *Reader) edit(topic string, partition int32, f func(*assigned)) error {
 	defer r.mu.Unlock()
 	a := r.parts[partitionKey{topic, partition}]
 	if r.closed {
-		return ErrClosed
+		return errReaderClosed
 	}
 	if a == nil {
-		return fmt.Errorf("%s/%d is not assigned to this reader", topic, partition)
+		return fmt.Errorf("%s/%d is not assigned to this reader: call Assign first", topic, partition)
 	}
 	f(a)
 	r.changedLocked()
@@ -399,6 +402,9 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		}
 		b.a.pos = b.next
 		if b.fetched.Batches == 0 { // it only moves the position
+			if r.news != nil {
+				r.passed = append(r.passed, passage{b.a, b.tag, b.fetched.LogStart, b.next})
+			}
 			r.releaseLocked(b)
 			continue
 		}
@@ -407,9 +413,11 @@ func (r *Reader) takeLocked() (*Batch, error) {
 	}
 	switch {
 	case r.closed:
-		return nil, ErrClosed
+		return nil, errReaderClosed
 	case r.err != nil:
 		return nil, r.err
+	case len(r.passed) > 0:
+		return nil, errNews
 	case r.doneLocked():
 		return nil, io.EOF
 	}

@@ -83,6 +83,31 @@ func recordSize(r *Record) int {
 	return n
 }
 
+// storedSize is recordSize of a record in a batch.
+func storedSize(r *record.Record) int {
+	n := 0
+	if r.Key != nil {
+		n += fieldSize(len(r.Key))
+	}
+	if r.Value != nil {
+		n += fieldSize(len(r.Value))
+	}
+	if !r.HasHeaders() {
+		return n
+	}
+	for hs := r.Headers(); hs.Next(); {
+		h := fieldSize(len(hs.Key()))
+		if hs.Value() != nil {
+			h += fieldSize(len(hs.Value()))
+		}
+		n += fieldSize(h)
+	}
+	return n
+}
+
+// roomFor is the most that a record of that recordSize takes in a batch.
+func roomFor(size int) int { return fieldSize(size + maxTimestampSize) }
+
 // fieldSize is the size of a length-delimited field with a one-byte tag.
 func fieldSize(n int) int {
 	size := 2 + n

@@ -34,6 +34,9 @@ const (
 	// shunForeign one that answered for another cluster.
 	shunFor     = time.Second
 	shunForeign = time.Minute
+	// mostLearned is how many addresses of leaders are kept to stand in for the
+	// brokers that the client was made with.
+	mostLearned = 32
 	// noTopic is no topic's name, so that a broker need not look for it: to ask
 	// for a sign of life only.
 	noTopic = "."
@@ -74,6 +77,10 @@ func (c *Client) route(v *clusterView, topic, id string, n int32) (place, int64)
 	}
 	return place(addr), epoch
 }
+
+// knows reports whether a place leads to a member of the cluster, as far as is
+// known.
+func (c *Client) knows(p place) bool { return p == viaSeed || c.cluster.view.Load().has(string(p)) }
 
 // reachable reports whether an advertised address is worth a try.
 func (c *Client) reachable(addr string) bool {
@@ -134,7 +141,10 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 	d.shunned = nil
 	var seeds []string
 	if addr := string(p); !slices.Contains(c.brokers, addr) && !slices.Contains(c.learned, addr) {
-		c.learned = append(c.learned, addr)
+		if len(c.learned) >= mostLearned {
+			c.learned = c.learned[1:]
+		}
+		c.learned = append(slices.Clip(c.learned), addr)
 		seeds = slices.Concat(c.brokers, c.learned)
 	}
 	c.mu.Unlock()
@@ -164,7 +174,7 @@ func (c *Client) directTo(addr string) (*directConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, ErrClosed
+		return nil, errClientClosed
 	}
 	if d := c.direct[addr]; d != nil {
 		return d, nil
@@ -179,6 +189,41 @@ func (c *Client) directTo(addr string) (*directConn, error) {
 	d := &directConn{conn: conn}
 	c.direct[addr] = d
 	return d, nil
+}
+
+// use says that a lane leads to p, until the returned function is called.
+func (c *Client) use(p place) (done func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users[p]++
+	return func() {
+		c.mu.Lock()
+		if c.users[p]--; c.users[p] == 0 {
+			delete(c.users, p)
+		}
+		c.mu.Unlock()
+		c.prune()
+	}
+}
+
+// prune closes the connections to addresses that no member has any more and no
+// lane leads to.
+func (c *Client) prune() {
+	view := c.cluster.view.Load()
+	var gone []*grpc.ClientConn
+	c.mu.Lock()
+	for addr, d := range c.direct {
+		if !c.closed && c.users[place(addr)] == 0 && !view.has(addr) {
+			delete(c.direct, addr)
+			if d.conn != c.conn {
+				gone = append(gone, d.conn)
+			}
+		}
+	}
+	c.mu.Unlock()
+	for _, conn := range gone {
+		_ = conn.Close() // nobody uses it
+	}
 }
 
 // reseed makes the connection to a seed be one to a broker that answers.

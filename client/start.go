@@ -204,8 +204,12 @@ func persist(ctx context.Context, f func(context.Context) error) error {
 			last = err
 		}
 		pause(ctx, backoffFor(attempt))
-		if ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		switch cause := context.Cause(ctx); {
+		case cause == nil:
+		case errors.Is(err, cause): // and it says so
+			return err
+		default:
+			return fmt.Errorf("%w: %w", cause, err)
 		}
 	}
 }

@@ -107,6 +107,17 @@ func (t *topic) stale() {
 	}
 }
 
+// replaced makes the next record wait for what is known of the topic of this
+// name that there is now, when the one known is that with the given id, which is
+// gone.
+func (t *topic) replaced(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.id == id {
+		t.view.Store(nil)
+	}
+}
+
 // compare makes the next record look at the topic again when there are more
 // partitions than are known, or another topic of that name.
 func (t *topic) compare(with *clusterView) {
@@ -115,10 +126,13 @@ func (t *topic) compare(with *clusterView) {
 		return
 	}
 	t.mu.Lock()
-	v := t.view.Load()
-	changed := v != nil && (t.id != leaders.id || len(v.partitions) < len(leaders.parts))
+	v, id := t.view.Load(), t.id
 	t.mu.Unlock()
-	if changed {
+	switch {
+	case v == nil:
+	case id != leaders.id:
+		t.replaced(id)
+	case len(v.partitions) < len(leaders.parts):
 		t.stale()
 	}
 }
@@ -132,7 +146,7 @@ func (t *topic) hold(p *Producer, r *Record, e entry, cost int64, due time.Time)
 		return false, nil
 	}
 	if t.lookLocked(p); !t.loading {
-		return false, ErrClosed
+		return false, errProducerClosed
 	}
 	p.c.cluster.want(t.name)
 	p.identified() // so that it is there in time
@@ -151,7 +165,7 @@ func (t *topic) expire(p *Producer, h *heldRecord) {
 	err := t.lastErr
 	t.mu.Unlock()
 	if i >= 0 {
-		p.settle(h.settled(t.name, deliveryTimeout(p.o.delivery, err)))
+		p.settle(h.settled(t.name, certain(deliveryTimeout(p.o.delivery, err))))
 	}
 }
 
@@ -170,7 +184,9 @@ func (t *topic) load(ctx context.Context, p *Producer) {
 		}
 		passing := Retriable(err) || errors.Is(err, context.DeadlineExceeded)
 		t.mu.Lock()
-		t.lastErr = err
+		if ctx.Err() == nil {
+			t.lastErr = err
+		}
 		again := passing && len(t.held) > 0 && ctx.Err() == nil
 		t.mu.Unlock()
 		if !again {
@@ -201,7 +217,7 @@ func (t *topic) fail(ctx context.Context, p *Producer, err error) {
 	t.held = nil
 	t.mu.Unlock()
 	for _, h := range held {
-		p.settle(h.settled(t.name, err))
+		p.settle(h.settled(t.name, certain(err)))
 	}
 }
 
@@ -209,8 +225,10 @@ func (t *topic) fail(ctx context.Context, p *Producer, err error) {
 func (t *topic) learn(p *Producer, d *runnelv1.TopicDescription) {
 	v := &topicView{maxRecord: maxRecordOf(d), until: time.Now().Add(topicAge)}
 	t.mu.Lock()
-	if old := t.view.Load(); old != nil && d.GetTopicId() == t.id {
-		v.partitions = slices.Clone(old.partitions)
+	for _, pt := range t.parts { // by number, as they were added
+		if pt.id == d.GetTopicId() {
+			v.partitions = append(v.partitions, pt)
+		}
 	}
 	for n := int32(len(v.partitions)); n < d.GetPartitionCount(); n++ { //nolint:gosec // a partition count
 		pt := &partition{p: p, topic: t, id: d.GetTopicId(), number: n}
@@ -234,13 +252,11 @@ func (t *topic) learn(p *Producer, d *runnelv1.TopicDescription) {
 }
 
 // abandon fails what waits when the producer is closed.
-func (t *topic) abandon(p *Producer, err error) {
+func (t *topic) abandon(p *Producer) {
 	t.mu.Lock()
 	held := t.held
 	t.held, t.loading = nil, false
-	if t.lastErr != nil {
-		err = fmt.Errorf("%w: %w", err, t.lastErr)
-	}
+	err := certain(closedBecause(errProducerClosed, t.lastErr))
 	t.mu.Unlock()
 	for _, h := range held {
 		p.settle(h.settled(t.name, err))
