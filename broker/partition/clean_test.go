@@ -8,6 +8,7 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -356,9 +357,9 @@ func TestClean_looksWithoutTheMutex(t *testing.T) {
 		r.end(false)
 
 		r = newRig(t, mem)
-		reads := 0
+		var reads atomic.Int64
 		r.fault.Before(vfs.OpRead, func(_ vfs.Op, name string) {
-			reads++
+			reads.Add(1)
 			if !r.clean.mu.TryLock() {
 				t.Errorf("%s is read while the mutex is held", name)
 				return
@@ -367,8 +368,8 @@ func TestClean_looksWithoutTheMutex(t *testing.T) {
 		})
 		p = r.topicOf(id, "t", bySync, configs, 2)
 		time.Sleep(time.Minute)
-		if reads == 0 || p.log.CleanedTo() == 0 {
-			t.Errorf("cleaned to %d after %d reads", p.log.CleanedTo(), reads)
+		if reads.Load() == 0 || p.log.CleanedTo() == 0 {
+			t.Errorf("cleaned to %d after %d reads", p.log.CleanedTo(), reads.Load())
 		}
 		r.end(false)
 	})
