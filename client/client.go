@@ -188,6 +188,7 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolve
 		grpc.WithDisableRetry(), // what may be sent again is for the producer to say
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
+		grpc.WithUnaryInterceptor(textual),
 	}
 	if o.dial != nil {
 		opts = append(opts, grpc.WithContextDialer(o.dial))

@@ -22,7 +22,7 @@ type verdict struct {
 	again bool
 	// moved: and at once, since it is known where to.
 	moved bool
-	// split: it is too large, and may be sent in parts.
+	// split: it is too large, or a record in it is bad, and it may be sent in parts.
 	split bool
 	// lost: there will be no answer.
 	lost bool
@@ -60,8 +60,12 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 	case errors.Is(err, ErrRecordTooLarge):
 		v.split = true
 		pt.topic.stale()
-	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound), errors.Is(err, ErrTopicIDMismatch):
+	case errors.Is(err, ErrInvalidTimestamp), errors.Is(err, ErrInvalidRecord):
+		v.split = true
+	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound):
 		pt.topic.stale()
+	case errors.Is(err, ErrTopicIDMismatch):
+		pt.topic.replaced(pt.id)
 	default:
 		v.again = Retriable(err)
 	}
