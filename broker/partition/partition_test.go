@@ -48,7 +48,7 @@ func TestAppendAndRead(t *testing.T) {
 		if _, err := p.Read(buf, 6, 100); !errors.As(err, &out) || out.LogEnd != 5 || out.Metadata()["endOffset"] != "5" {
 			t.Errorf("beyond the end: %v", err)
 		}
-		if _, err := p.Read(buf[:10], 0, 5); !errors.Is(err, ErrShortBuffer) {
+		if _, err := p.Read(buf[:10], 0, 5); !errors.Is(err, commitlog.ErrShortBuffer) {
 			t.Errorf("a short buffer: %v", err)
 		}
 		epoch := record.Epoch(0)
