@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // spoil damages the second batch a broker has stored, and makes it notice.
@@ -95,6 +97,34 @@ func TestDamage(t *testing.T) {
 	})
 }
 
+// A damaged follower that may be in sync by now, by a proposal whose outcome it
+// has not heard, is not emptied: it may be elected for what it has.
+func TestDamage_whileItIsProposed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
+		r.append(1, 4)
+		r.pull(2)
+		r.pull(2, 3)
+		if n := len(r.nodes[1].session.proposed()); n != 1 {
+			t.Fatalf("%d proposals", n)
+		}
+		bad := r.nodes[3]
+		bad.spoil(t)
+		bad.p.FollowerStop(bad.sub)
+		r.nodes[1].p.FollowerGone(3, bad.sub)
+		if _, err := r.follow(bad); err == nil || bad.p.Damage() == nil || bad.p.log.End() != 4 {
+			t.Errorf("begins anew: %v, the log ends at %d", err, bad.p.log.End())
+		}
+		if r.settle(1) != 1 || len(r.part.GetIsr()) != 3 {
+			t.Fatalf("isr %v", r.part.GetIsr())
+		}
+		r.lead(3)
+		if st := bad.p.State(); st.LogEnd != 4 {
+			t.Errorf("it leads with a log that ends at %d", st.LogEnd)
+		}
+	})
+}
+
 // A replica that may have lost records is trusted again when a controller that
 // knows of it has it in the ISR.
 func TestSuspicion_lifted(t *testing.T) {
@@ -115,5 +145,49 @@ func TestSuspicion_lifted(t *testing.T) {
 		if n.p.log.Suspicion() != commitlog.NotSuspect || n.p.Suspicion() != "" {
 			t.Error("not lifted")
 		}
+	})
+}
+
+// What the disk does not give back is told as damage, not as a failure of this
+// program; whoever has it goes on unhurt, and it comes back from there.
+func TestDamage_unreadable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.append(1, 4)
+		r.pull(2, 3)
+		r.pull(2, 3)
+		bad := r.nodes[1]
+		bad.fault.Inject(vfs.Rule{Ops: vfs.OpRead, Path: "*.log", Times: -1, Err: syscall.EIO})
+		if _, err := bad.p.Read(make([]byte, 1<<16), 1, 2); !errors.Is(err, ErrMoving) {
+			t.Errorf("read at a leader that can be replaced: %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if a := bad.session.asks(); len(a) == 0 || !strings.HasPrefix(a[0].Reason, "corrupt") || !a[0].Suspect {
+			t.Errorf("asked %+v", a)
+		}
+		time.Sleep(10 * time.Second)
+		_, err := bad.p.Read(make([]byte, 1<<16), 1, 2)
+		if !errors.Is(err, ErrLogCorrupt) || !strings.Contains(err.Error(), syscall.EIO.Error()) {
+			t.Errorf("read when nobody has taken over: %v", err)
+		}
+		if err := bad.p.Damage(); err == nil || bad.gauge(t, "damaged_replicas") != 1 || r.nodes[2].gauge(t, "damaged_replicas") != 0 {
+			t.Errorf("damage %v, %v replicas", err, bad.gauge(t, "damaged_replicas"))
+		}
+		if bad.root.Failure().Err() != nil {
+			t.Errorf("the disk failed: %v", bad.root.Failure().Err())
+		}
+
+		r.part.Isr = []int32{2, 3}
+		r.lead(2)
+		r.append(2, 2)
+		r.pull(3)
+		bad.fault.Clear()
+		r.pull(1, 3)
+		if bad.p.Damage() != nil || bad.gauge(t, "damaged_replicas") != 0 {
+			t.Errorf("after it began anew: %v", bad.p.Damage())
+		}
+		r.pull(1, 3)
+		r.wantEqual()
 	})
 }

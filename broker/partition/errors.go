@@ -3,12 +3,12 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/runnelmq/runnel/broker/metadata"
-	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/refusal"
 )
@@ -50,8 +50,6 @@ var (
 	ErrDeleted = errors.New("the partition is gone")
 	// ErrTooLarge: the batch is over what the topic takes. Definite. Facts: size, maxBytes.
 	ErrTooLarge = errors.New("batch too large")
-	// ErrShortBuffer: the first batch does not fit; a commitlog.ShortBufferError says how large it is.
-	ErrShortBuffer = commitlog.ErrShortBuffer
 )
 
 // An OutOfRangeError says what the log holds.
@@ -90,6 +88,7 @@ type CorruptError struct {
 	Position  int64         // in the file, -1: unknown
 	From      record.Offset // first offset that can't be read
 	Next      record.Offset // where reading can go on; -1: unknown
+	Err       error         // what the system says when it does not give the bytes back; nil when they are bad
 }
 
 // Error implements error.
@@ -100,6 +99,14 @@ func (e *CorruptError) Error() string {
 	}
 	if e.Next < 0 {
 		return fmt.Sprintf("%s/%d: the stored data can't be used: %s; restore it from a backup or another replica", e.Topic, e.Partition, where)
+	}
+	if errors.Is(e.Err, fs.ErrPermission) {
+		return fmt.Sprintf("%s/%d: offsets %d to %d can't be read: %s: the user that runs the broker must own all that is in the data directory; they are read again when it does",
+			e.Topic, e.Partition, e.From, e.Next-1, e.Err)
+	}
+	if e.Err != nil {
+		return fmt.Sprintf("%s/%d: offsets %d to %d can't be read: %s: records before and after them can be; look at the disk, and restore the partition from a backup or another replica",
+			e.Topic, e.Partition, e.From, e.Next-1, e.Err)
 	}
 	return fmt.Sprintf("%s/%d: offsets %d to %d are damaged in %s: records before and after them can be read; restore the partition from a backup or another replica",
 		e.Topic, e.Partition, e.From, e.Next-1, where)

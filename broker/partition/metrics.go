@@ -51,7 +51,8 @@ type collector struct {
 
 	logStart, highWatermark, logEnd, size, segments, isr *prometheus.Desc
 	offline, underReplicated, underMinISR                *prometheus.Desc
-	unconfirmed, suspect, leaders, replicas, producers   *prometheus.Desc
+	unconfirmed, suspect, damaged, leaders, replicas     *prometheus.Desc
+	producers                                            *prometheus.Desc
 }
 
 func newMetrics(s *Set, reg prometheus.Registerer) {
@@ -76,6 +77,7 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 		underMinISR:     sum("under_min_isr_partitions", "Partitions this broker leads with fewer replicas in sync than writes need."),
 		unconfirmed:     sum("leader_unconfirmed_partitions", "Partitions this broker leads and can't be sure to lead."),
 		suspect:         sum("suspect_replicas", "Replicas of this broker that can't be opened, or may have lost records."),
+		damaged:         sum("damaged_replicas", "Replicas of this broker with stored records that are damaged, or that the disk does not give back."),
 		leaders:         sum("leader_partitions", "Partitions this broker leads."),
 		replicas:        sum("replica_partitions", "Partitions this broker holds a copy of."),
 		producers:       sum("remembered_producers", "Idempotent producers that the partitions of this broker remember, counted once a partition."),
@@ -86,7 +88,7 @@ func newMetrics(s *Set, reg prometheus.Registerer) {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.logStart, c.highWatermark, c.logEnd, c.size, c.segments, c.isr, c.offline, c.underReplicated, c.underMinISR,
-		c.unconfirmed, c.suspect, c.leaders, c.replicas, c.producers,
+		c.unconfirmed, c.suspect, c.damaged, c.leaders, c.replicas, c.producers,
 	} {
 		ch <- d
 	}
@@ -98,12 +100,15 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
 	suspect := int64(len(c.set.Lost()))
-	var leaders, unconfirmed, underReplicated, underMinISR, producers int64
+	var leaders, unconfirmed, underReplicated, underMinISR, producers, damaged int64
 	all := c.set.All()
 	for _, p := range all {
 		producers += p.producers.count.Load()
 		if p.Suspicion() != "" {
 			suspect++
+		}
+		if p.damagedHere() {
+			damaged++
 		}
 		st, t := p.State(), p.Topic()
 		if !st.Leader || t.Phase != metadata.TopicActive {
@@ -136,6 +141,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.underReplicated, underReplicated)
 	gauge(c.underMinISR, underMinISR)
 	gauge(c.suspect, suspect)
+	gauge(c.damaged, damaged)
 	gauge(c.producers, producers)
 	gauge(c.offline, Offline(c.set.deps.Store.Load()))
 }

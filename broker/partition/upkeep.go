@@ -55,6 +55,7 @@ func (p *Partition) maintain(now time.Time) (removed int, err error) {
 		return 0, nil
 	}
 	p.producers.expire(now.UnixMilli())
+	p.log.Reopen()
 	p.writing <- struct{}{}
 	err = p.log.RollIfDue(now.UnixMilli())
 	if err == nil && p.State().Settled { // leading, and knowing what is committed

@@ -212,7 +212,7 @@ func (s *AdminService) checkReplicas(f *findings) {
 		}
 	}
 	for _, q := range s.deps.Root.Quarantined() {
-		f.add(warning, "quarantined_directory", q.Path, "no topic of this cluster has this directory: it is kept and not used; %s", "remove it when you are sure that nobody needs it")
+		f.add(warning, "quarantined_directory", q.Path, "nothing of this cluster uses it, and it is kept: %s", "remove it when you are sure that nobody needs it")
 	}
 }
 

@@ -264,7 +264,7 @@ func (c *cleaning) frames(i int, payloads bool, fn func(pos int64, f *record.Fra
 	s := c.view.segments[i]
 	f, err := s.file.acquire()
 	if err != nil {
-		return c.l.missing(err, c.view, i)
+		return c.l.unopened(err, c.view, i)
 	}
 	defer s.file.release()
 
@@ -274,7 +274,7 @@ func (c *cleaning) frames(i int, payloads bool, fn func(pos int64, f *record.Fra
 		before := scan.bytesRead
 		fr, v, err := scan.frame(pos)
 		if err != nil {
-			return err
+			return c.l.unreadable(err, c.view, i, next)
 		}
 		if read := scan.bytesRead - before; read > 0 {
 			c.done.BytesRead += read

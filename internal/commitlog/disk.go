@@ -127,6 +127,8 @@ func (d *disk) keep() error {
 	path := filepath.Join(d.dir, ballastName)
 	info, err := d.fs.Stat(path)
 	switch {
+	case err == nil && info.IsDir:
+		return nil // somebody's, and moved aside by the next start; until then there is no ballast
 	case err == nil && info.Size >= want:
 		// An earlier start made it.
 	case err != nil && !errors.Is(err, fs.ErrNotExist):

@@ -88,6 +88,12 @@ func (x *index) flush() error {
 	defer x.turn.give()
 
 	f, err := x.file.create()
+	if x.clear(err) {
+		f, err = x.file.create()
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // the entries stay in memory
+	}
 	if err != nil {
 		return err
 	}
@@ -160,7 +166,7 @@ func (x *index) after(pos int64) (e entry, ok bool, err error) {
 	if n < s.disk {
 		f, err := x.file.acquire()
 		if err != nil {
-			return entry{}, false, badIfMissing(err)
+			return entry{}, false, badUnless(err)
 		}
 		defer x.file.release()
 
@@ -187,7 +193,7 @@ func (x *index) searchFile(n int, before func(entry) bool) (last entry, count in
 	}
 	f, err := x.file.acquire()
 	if err != nil {
-		return entry{}, 0, badIfMissing(err)
+		return entry{}, 0, badUnless(err)
 	}
 	defer x.file.release()
 
@@ -200,7 +206,7 @@ func (x *index) searchFile(n int, before func(entry) bool) (last entry, count in
 			block, blockAt = make([]byte, (hi-lo)*indexEntrySize), lo
 			got, err := f.ReadAt(block, int64(indexHeaderSize+lo*indexEntrySize))
 			if err != nil && !errors.Is(err, io.EOF) {
-				return entry{}, 0, err
+				return entry{}, 0, badUnless(err)
 			}
 			block = block[:got]
 		}
@@ -231,14 +237,14 @@ func (x *index) readHeader() error {
 	}
 	f, err := x.file.acquire()
 	if err != nil {
-		return badIfMissing(err)
+		return badUnless(err)
 	}
 	defer x.file.release()
 
 	var b [indexHeaderSize]byte
 	n, err := f.ReadAt(b[:], 0)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return err
+		return badUnless(err)
 	}
 	interval, err := parseIndexHeader(b[:n], x.base)
 	if err != nil {
@@ -259,17 +265,24 @@ func readEntry(f io.ReaderAt, base record.Offset, i int) (entry, error) {
 	var b [indexEntrySize]byte
 	n, err := f.ReadAt(b[:], int64(indexHeaderSize+i*indexEntrySize))
 	if err != nil && !errors.Is(err, io.EOF) {
-		return entry{}, err
+		return entry{}, badUnless(err)
 	}
 	return parseIndexEntry(b[:n], base)
 }
 
-// badIfMissing tells an index that is not there from one that cannot be read.
-func badIfMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return errBadIndex
+// badUnless is errBadIndex for an index that cannot be read, whatever the reason:
+// it is a cache. It is err where that will pass, or the segment has gone.
+func badUnless(err error) error {
+	if vfs.IsTransient(err) || errors.Is(err, errGone) {
+		return err
 	}
-	return err
+	return errBadIndex
+}
+
+// clear removes the file if err says that it may not be used. It reports whether
+// the file is gone.
+func (x *index) clear(err error) bool {
+	return errors.Is(err, fs.ErrPermission) && x.file.fs.Remove(x.file.path) == nil
 }
 
 // load takes over n entries of the file as they are, the first of them if
@@ -329,11 +342,20 @@ func (x *index) cut(pos int64) error {
 	return x.shorten(next.bytes())
 }
 
-// shorten cuts the file to size bytes, durably, if it is longer.
+// shorten cuts the file to size bytes, durably, if it is longer. errBadIndex means
+// that it is gone and must be made anew.
 func (x *index) shorten(size int64) error {
 	f, err := x.file.acquire()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	if x.clear(err) {
+		if size > 0 {
+			err = errBadIndex
+		} else {
+			err = nil
+		}
+		return err
 	}
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,8 @@ type Log struct {
 	// cuts was seenCuts.
 	seen     []Range
 	seenCuts uint64
+	// closedOff are segments that could not be opened.
+	closedOff []unread
 	// closing says that no compaction may begin, stopClean ends the one under
 	// way, nil without one.
 	closing   bool
@@ -197,6 +200,11 @@ func (l *Log) Damage() []Range {
 			known = addRange(known, r)
 		}
 	}
+	for _, u := range l.closedOff {
+		if slices.Contains(v.segments, u.segment) {
+			known = addRange(known, u.offsets)
+		}
+	}
 	return clampRanges(known, v.start, end)
 }
 
@@ -222,10 +230,18 @@ func (l *Log) found(err error) error {
 	if cuts := l.cuts.Load(); cuts != l.seenCuts {
 		l.seen, l.seenCuts = nil, cuts
 	}
-	l.seen = addRange(l.seen, r)
+	if c.segment != nil {
+		l.closedOff = append(l.closedOff, unread{c.segment, r, c.Err})
+	} else {
+		l.seen = addRange(l.seen, r)
+	}
 	l.mu.Unlock()
 
-	l.event(Event{Kind: EventDamage, Path: c.Path, Position: c.Position, Detail: fmt.Sprintf("offsets %d to %d: %s", r.From, r.To-1, c.What)})
+	what := c.What
+	if c.Err != nil {
+		what += ": " + c.Err.Error()
+	}
+	l.event(Event{Kind: EventDamage, Path: c.Path, Position: c.Position, Detail: fmt.Sprintf("offsets %d to %d: %s", r.From, r.To-1, what)})
 	return err
 }
 
@@ -327,7 +343,7 @@ func (l *Log) check(err error) error {
 		return fmt.Errorf("%w: %w", ErrStorageFull, err)
 	case vfs.IsTooManyFiles(err):
 		return fmt.Errorf("%w: %w", ErrTooManyFiles, err)
-	case errors.Is(err, errGone), errors.Is(err, errBadIndex), errors.Is(err, ErrStorageFull), errors.Is(err, ErrTooManyFiles):
+	case errors.Is(err, errGone), errors.Is(err, errBadIndex), errors.Is(err, ErrStorageFull), errors.Is(err, ErrTooManyFiles), errors.Is(err, ErrCorrupt):
 		return err
 	default:
 		return l.failed.Set(err)

@@ -54,13 +54,25 @@ type CorruptError struct {
 	Offset, NextOffset record.Offset
 	// What is wrong, for people.
 	What string
+	// Err is what the system said when the bytes could not even be read, nil when
+	// they were, and are bad.
+	Err error
+	// segment is the one that could not be opened, nil when it could.
+	segment *segment
 }
 
 // Error says what, where, and where to go on.
 func (e *CorruptError) Error() string {
+	what := e.What
+	if e.Err != nil {
+		what += ": " + e.Err.Error()
+	}
 	return fmt.Sprintf("%s: %s at byte %d: offsets %d to %d cannot be read (%s)",
-		ErrCorrupt, e.Path, e.Position, e.Offset, e.NextOffset-1, e.What)
+		ErrCorrupt, e.Path, e.Position, e.Offset, e.NextOffset-1, what)
 }
+
+// Unwrap returns what the system said.
+func (e *CorruptError) Unwrap() error { return e.Err }
 
 // Is makes errors.Is(err, ErrCorrupt) true.
 func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }

@@ -61,9 +61,10 @@ func (l *Log) cutTo(o record.Offset) error {
 	last := v.segments[keep]
 	f, err := last.file.acquire() // kept: it becomes the active segment
 	if err != nil {
-		return l.check(err)
+		return l.check(l.found(l.unopened(err, v, keep)))
 	}
 	c, err := l.cutPlace(last, f, o)
+	err = l.found(l.unreadable(err, v, keep, last.base))
 	if err == nil {
 		err = l.prepareProducers(max(c.end, v.start))
 	}
@@ -370,7 +371,7 @@ func (l *Log) removeKept() error {
 		return l.failed.Set(err)
 	}
 	for _, e := range entries {
-		if e.Name != damageName && !isKept(e.Name) {
+		if e.IsDir || (e.Name != damageName && !isKept(e.Name)) {
 			continue
 		}
 		if err := l.fs.Remove(l.path(e.Name)); err != nil {

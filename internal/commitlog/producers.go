@@ -167,10 +167,11 @@ func (l *Log) replaySegment(s *segment, from, to, next record.Offset) error {
 	pos, at := e.pos, max(from, s.base)
 	for pos < s.size.Load() {
 		fr, v, err := scan.frame(pos)
-		if err != nil {
+		bad := errors.As(err, new(*readError))
+		if err != nil && !bad {
 			return err
 		}
-		if v != record.OK && v != record.CorruptEnvelope {
+		if bad || (v != record.OK && v != record.CorruptEnvelope) {
 			return l.replayDamaged(max(at, l.Start()), to, next)
 		}
 		if at = fr.Header.NextOffset(); at > to {

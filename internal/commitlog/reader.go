@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"sync/atomic"
 
 	"github.com/runnelmq/runnel/internal/record"
@@ -22,7 +21,8 @@ var errRetry = errors.New("the log changed under a read")
 //
 // Each frame's header was verified, its payload was not. The errors are
 // ErrOutOfRange, ErrShortBuffer, ErrCorrupt, ErrUnknownFormat, ErrTooManyFiles,
-// ErrFailed, ErrClosed, and a read error of the disk, which fails nothing else. Damage behind sound frames shows in the next call.
+// ErrFailed and ErrClosed. What the disk does not give back is damage, too. Damage
+// behind sound frames shows in the next call.
 func (l *Log) Read(dst []byte, from, end record.Offset) (n int, err error) {
 	err = l.retry(func() error {
 		n, err = l.read(dst, from, end)
@@ -110,7 +110,7 @@ func (l *Log) readSegment(v *view, i int, dst []byte, from, end record.Offset, c
 	s := v.segments[i]
 	f, err := s.file.acquire()
 	if err != nil {
-		return 0, false, l.missing(err, v, i)
+		return 0, false, l.unopened(err, v, i)
 	}
 	defer s.file.release()
 
@@ -130,24 +130,15 @@ func (l *Log) readSegment(v *view, i int, dst []byte, from, end record.Offset, c
 	if pos > size {
 		return 0, false, errRetry
 	}
-	got, err := f.ReadAt(dst[:min(int64(len(dst)), size-pos)], pos)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return 0, false, err
-	}
+	got, rerr := f.ReadAt(dst[:min(int64(len(dst)), size-pos)], pos)
 	n, next, err := l.trim(v, i, dst[:got], pos, size, from, end)
+	if rerr != nil && !errors.Is(rerr, io.EOF) && n == 0 && !errors.Is(err, ErrCorrupt) {
+		return 0, false, l.unreadable(&readError{pos, rerr}, v, i, from)
+	}
 	if err == nil && n > 0 {
 		s.hints.put(next, pos+int64(n), cuts)
 	}
 	return n, pos == size, err
-}
-
-// missing says what a segment file that is not there means: somebody else
-// removed it.
-func (l *Log) missing(err error, v *view, i int) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return l.corruptError(v, i, 0, v.segments[i].base, "the file is missing")
-	}
-	return err
 }
 
 // locate finds the first frame of segment i that reaches from, and its size,
@@ -163,7 +154,7 @@ func (l *Log) locate(v *view, i int, scan *scanner, from, end record.Offset) (po
 	for pos = e.pos; ; {
 		fr, verdict, err := scan.frame(pos)
 		if err != nil {
-			return 0, 0, err
+			return 0, 0, l.unreadable(err, v, i, max(next, from))
 		}
 		switch verdict {
 		case record.OK, record.CorruptEnvelope:
@@ -258,7 +249,7 @@ func (l *Log) corrupt(v *view, i int, pos int64, offset record.Offset, verdict r
 
 // corruptError says where to go on: at the next index entry, the next segment,
 // or the end.
-func (l *Log) corruptError(v *view, i int, pos int64, offset record.Offset, what string) error {
+func (l *Log) corruptError(v *view, i int, pos int64, offset record.Offset, what string) *CorruptError {
 	s := v.segments[i]
 	next := l.End()
 	if i+1 < len(v.segments) {

@@ -49,7 +49,7 @@ func (l *Log) placeIn(v *view, i int, from, end record.Offset) (p Place, over bo
 	s := v.segments[i]
 	f, err := s.file.acquire()
 	if err != nil {
-		return p, false, l.missing(err, v, i)
+		return p, false, l.unopened(err, v, i)
 	}
 	defer s.file.release()
 
@@ -66,7 +66,7 @@ func (l *Log) placeIn(v *view, i int, from, end record.Offset) (p Place, over bo
 	for frame > 0 {
 		fr, verdict, err := scan.frame(pos)
 		if err != nil {
-			return p, false, err
+			return p, false, l.unreadable(err, v, i, from)
 		}
 		switch verdict {
 		case record.OK, record.CorruptEnvelope:

@@ -33,7 +33,7 @@ func (l *Log) offsetForTime(ms int64, end record.Offset) (off record.Offset, tsM
 			break
 		}
 		if err := s.learn(l); err != nil {
-			return 0, 0, false, l.missing(err, v, i)
+			return 0, 0, false, l.unlearned(err, v, i)
 		}
 		if s.maxTimestamp.Load() >= ms {
 			off, tsMs, found, err = l.searchTime(v, i, &q)
@@ -93,7 +93,7 @@ func (l *Log) searchTime(v *view, i int, q *timeQuery) (off record.Offset, tsMs 
 	s := v.segments[i]
 	f, err := s.file.acquire()
 	if err != nil {
-		return 0, 0, false, l.missing(err, v, i)
+		return 0, 0, false, l.unopened(err, v, i)
 	}
 	defer s.file.release()
 
@@ -106,7 +106,7 @@ func (l *Log) searchTime(v *view, i int, q *timeQuery) (off record.Offset, tsMs 
 	for pos := e.pos; ; {
 		fr, verdict, err := scan.frame(pos)
 		if err != nil {
-			return 0, 0, false, err
+			return 0, 0, false, l.unreadable(err, v, i, next)
 		}
 		h := &fr.Header
 		switch {
@@ -119,7 +119,7 @@ func (l *Log) searchTime(v *view, i int, q *timeQuery) (off record.Offset, tsMs 
 		case h.LastOffset() >= q.start && timestamp(h) >= q.ms:
 			payload, err := scan.payload(pos, &fr)
 			if err != nil {
-				return 0, 0, false, err
+				return 0, 0, false, l.unreadable(err, v, i, next)
 			}
 			off, tsMs, found, err = q.inBatch(h, payload)
 			if errors.Is(err, record.ErrCorruptBatch) {

@@ -36,6 +36,9 @@ type Recovery struct {
 	Suspicion Suspicion
 	// Events are what an operator should hear of.
 	Events []Event
+	// Strange are the directories in the partition's, where only files belong.
+	// They are left alone, but for being moved out of the way of a file.
+	Strange []string
 }
 
 // unknownMark stands for a durable mark that was lost.
@@ -95,6 +98,9 @@ func (l *Log) open(clean bool) (Recovery, error) {
 	}
 	r := &recovery{l: l, fileSize: map[*segment]int64{}}
 	l.events = func(e Event) { r.report.Events = append(r.report.Events, e) }
+	if err := r.clearWay(); err != nil {
+		return Recovery{}, err
+	}
 	if err := r.survey(); err != nil {
 		return Recovery{}, err
 	}

@@ -113,7 +113,11 @@ func (r *recovery) cleanIndexes() error {
 		if slices.Contains(r.aside, s) {
 			continue
 		}
-		if err := s.index.shorten(s.index.state.Load().bytes()); err != nil {
+		err := s.index.shorten(s.index.state.Load().bytes())
+		if errors.Is(err, errBadIndex) {
+			err = s.remakeIndex(r.l)
+		}
+		if err != nil {
 			return err
 		}
 		if err := s.index.flush(); err != nil && !vfs.IsTransient(err) {
@@ -203,8 +207,10 @@ func (r *recovery) remakeIndexes() error {
 		if s.index.state.Load().made || slices.Contains(r.dirty, s) {
 			continue
 		}
-		if err := s.remakeIndex(l); err != nil {
+		if err := s.remakeIndex(l); vfs.IsTransient(err) {
 			return err
+		} else if err != nil {
+			continue // the segment can't be read: who wants to finds it
 		}
 		if err := s.index.flush(); err != nil && !vfs.IsTransient(err) {
 			return err

@@ -1,6 +1,7 @@
 package commitlog
 
 import (
+	"errors"
 	"time"
 
 	"github.com/runnelmq/runnel/internal/record"
@@ -77,10 +78,11 @@ func (l *Log) retainedFrom(nowMs int64, hw record.Offset) (record.Offset, error)
 		tooMuch := !active && cfg.RetentionBytes >= 0 && left-size >= cfg.RetentionBytes
 		tooOld := false
 		if !tooMuch && cfg.RetentionTime >= 0 {
-			if err := s.learn(l); err != nil {
+			last, err := l.lastAppendOf(v, i)
+			if err != nil {
 				return start, err
 			}
-			tooOld = isOld(s.lastAppend.Load(), nowMs, cfg.RetentionTime)
+			tooOld = isOld(last, nowMs, cfg.RetentionTime)
 		}
 		if !tooMuch && !tooOld {
 			break
@@ -88,6 +90,29 @@ func (l *Log) retainedFrom(nowMs int64, hw record.Offset) (record.Offset, error)
 		start, left = next, left-size
 	}
 	return start, nil
+}
+
+// lastAppendOf returns the append time of the newest batch of segment i. Of a
+// segment that can't be read it is that of the next one's first batch, which is
+// not older: what is damaged must not stay for ever. It REQUIRES the writing turn.
+func (l *Log) lastAppendOf(v *view, i int) (int64, error) {
+	s := v.segments[i]
+	err := s.learn(l)
+	if err == nil {
+		return s.lastAppend.Load(), nil
+	}
+	err = l.found(l.unlearned(err, v, i))
+	if !errors.Is(err, ErrCorrupt) || i+1 == len(v.segments) {
+		return 0, err
+	}
+	next := v.segments[i+1]
+	if next.size.Load() == 0 {
+		return l.writer.lastAppendMs, nil
+	}
+	if next.learn(l) != nil {
+		return l.lastAppendOf(v, i+1)
+	}
+	return next.firstAppend.Load(), nil
 }
 
 // deleteBefore is DeleteBefore. It REQUIRES the writing turn.

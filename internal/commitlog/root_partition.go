@@ -130,6 +130,7 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 		return nil, Recovery{}, err
 	}
 	log, rec, err := r.openLog(id, dir, cfg, made)
+	r.noteStrange(rec.Strange)
 	if err != nil {
 		if !isNoLoss(err) {
 			err = lost(err)
@@ -213,7 +214,16 @@ func (r *Root) prepareTopic(id PartitionID, name string) error {
 	case errors.Is(err, ErrDamaged):
 		why = err.Error()
 	case !errors.Is(err, fs.ErrNotExist):
-		return err
+		info, serr := r.fs.Stat(path)
+		if serr != nil || !info.IsDir {
+			return err
+		}
+		to, merr := moveAside(r.fs, dir, topicFileName)
+		if merr != nil {
+			return merr
+		}
+		r.noteStrange([]string{to})
+		why = "a directory was in its place, and was moved to " + to
 	}
 	if err := r.failure.Check(vfs.MkdirAllSynced(r.fs, dir)); err != nil {
 		return err

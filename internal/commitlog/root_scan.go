@@ -53,6 +53,11 @@ func (r *Root) scan() error {
 	for _, e := range entries {
 		name := strings.TrimSuffix(e.Name, vfs.TempSuffix)
 		if slices.Contains(own, name) {
+			if e.IsDir {
+				if err := r.clearWay(e.Name); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		path := filepath.Join(r.dir, e.Name)
@@ -89,6 +94,10 @@ func (r *Root) scanTopic(topic uuid.UUID, dir string) error {
 	}
 	for _, e := range entries {
 		if strings.TrimSuffix(e.Name, vfs.TempSuffix) == topicFileName && !e.IsDir {
+			continue
+		}
+		if e.Name == topicFileName {
+			nameErr = nil // as if there were no file: the directory makes way for it
 			continue
 		}
 		path := filepath.Join(dir, e.Name)

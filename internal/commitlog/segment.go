@@ -178,6 +178,9 @@ func (s *segment) verify(scan *scanner, e entry) error {
 		return errBadIndex
 	}
 	fr, v, err := scan.frame(e.pos)
+	if errors.As(err, new(*readError)) {
+		return nil
+	}
 	if err == nil && v == record.OK && fr.Header.BaseOffset != e.offset {
 		err = errBadIndex
 	}
@@ -199,6 +202,9 @@ func (s *segment) remakeIndex(l *Log) error {
 	last, pos, maxTimestamp := int64(0), int64(0), int64(noTimestamp)
 	for {
 		fr, v, err := scan.frame(pos)
+		if errors.As(err, new(*readError)) {
+			break // as for bytes that are bad: who reads there finds it
+		}
 		if err != nil {
 			return err
 		}

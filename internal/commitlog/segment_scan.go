@@ -104,9 +104,9 @@ func (s *scanner) window(pos int64, n int) ([]byte, error) {
 	got, err := s.file.ReadAt(s.buf[:want], pos)
 	s.bytesRead += int64(got)
 	s.buf, s.at = s.buf[:got], pos
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil && !errors.Is(err, io.EOF) && got < n {
 		s.buf = s.buf[:0]
-		return nil, err
+		return nil, &readError{pos, err}
 	}
 	if got < n {
 		// Shorter than was said: the file was cut meanwhile.
