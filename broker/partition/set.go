@@ -79,6 +79,8 @@ type Set struct {
 	parts     map[key]*Partition
 	lost      map[key]string // replicas that can't be opened, and why
 	pending   map[key]bool   // replicas to be opened when there is room for them, or leave to
+	waiting   error          // why the last one of them is not open
+	told      int            // of how many of them the log has
 	changed   chan struct{}  // closed when the next image is applied
 	recovered bool
 	found     []metadata.ReplicaReport // by recovery, until it is complete
@@ -282,6 +284,7 @@ func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 	if !s.Recovered() || len(d.Gone) > 0 {
 		s.quarantine(img)
 	}
+	s.tellPending()
 	s.complete()
 	s.deps.Session.Applied(img.Revision)
 	s.mu.Lock()
@@ -452,17 +455,32 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	return p, nil
 }
 
-// postpone has a replica opened later, and says so once: thousands may wait for
-// the same thing.
+// postpone has a replica opened later. What is said of it is said of all of them:
+// thousands may wait for the same thing.
 func (s *Set) postpone(k key, t *metadata.Topic, err error, why string) {
 	s.mu.Lock()
-	level := zerolog.WarnLevel
-	if s.pending[k] {
-		level = zerolog.DebugLevel
-	}
 	s.pending[k] = true
+	s.waiting = fmt.Errorf("%s/%d: %w", t.Name, k.n, err)
 	s.mu.Unlock()
-	s.deps.Log.WithLevel(level).Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
+	s.deps.Log.Debug().Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
+}
+
+// tellPending says how many replicas wait to be opened, once for as long as they
+// do not become more than ever since none did.
+func (s *Set) tellPending() {
+	s.mu.Lock()
+	n, told, why := len(s.pending), s.told, s.waiting
+	if n > told || n == 0 {
+		s.told = n
+	}
+	s.mu.Unlock()
+	switch {
+	case n > told:
+		s.deps.Log.Warn().Int("replicas", n).AnErr("last", why).
+			Msg("replicas can't be opened now: for want of room or descriptors, or because the user that runs this does not own their files; it is tried again")
+	case n == 0 && told > 0:
+		s.deps.Log.Info().Msg("all replicas are open that had to wait")
+	}
 }
 
 // openLog opens the files of a replica. One whose files are lost begins anew when
