@@ -48,9 +48,12 @@ type batch struct {
 	// inDoubt is true once it was sent and no answer came that says what became
 	// of it: it may be stored.
 	inDoubt bool
-	// misplaced and tooLarge say that it was refused last for its number, or its
-	// size.
-	misplaced, tooLarge bool
+	// misplaced and cut say that it was refused last for its number, or for what
+	// its parts may be taken without.
+	misplaced, cut bool
+	// cuts is how many more times it may be cut in search of bad records, together
+	// with what it was cut from; nil: maxCuts.
+	cuts *int
 	// lastErr is why it was refused, for the record's error when time is up.
 	lastErr error
 

@@ -45,6 +45,14 @@ type fakeGroup struct {
 	onJoin   func(n int, j *runnelv1.JoinGroup) (*runnelv1.ItemError, error)
 	onCommit func(n int, req *runnelv1.CommitRequest) (*runnelv1.ItemError, error)
 	changed  chan struct{}
+	// onCommitted is told of what the nth Commit stream is to be answered, and says
+	// whether it is; or ends the stream.
+	onCommitted func(n int, resp *runnelv1.CommitResponse) (answer bool, err error)
+	// coordinator is the address of the node that commits go to; "": any.
+	coordinator   string
+	commitStreams []string // by the addresses of their nodes
+	openCommits   int
+	signs         int // empty messages on them
 }
 
 type fakeKey struct {
@@ -199,7 +207,10 @@ func (g *fakeGroup) assign(m *fakeMember, parts map[fakeKey]int64) {
 func (f *fakeBroker) topicID(name string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.topics[name].id
+	if t := f.topics[name]; t != nil {
+		return t.id
+	}
+	return "" // it is forgotten
 }
 
 // Join implements runnelv1.GroupServiceServer.
@@ -352,6 +363,17 @@ func (g *fakeGroup) hear(m *fakeMember, out chan *runnelv1.JoinResponse, req *ru
 
 // Commit implements runnelv1.LogServiceServer.
 func (d *fakeNode) Commit(s grpc.BidiStreamingServer[runnelv1.CommitRequest, runnelv1.CommitResponse]) error {
+	g := d.group
+	g.mu.Lock()
+	g.commitStreams = append(g.commitStreams, d.addr)
+	g.openCommits++
+	number := len(g.commitStreams)
+	g.mu.Unlock()
+	defer func() {
+		g.mu.Lock()
+		g.openCommits--
+		g.mu.Unlock()
+	}()
 	for {
 		req, err := s.Recv()
 		if errors.Is(err, io.EOF) {
@@ -360,14 +382,57 @@ func (d *fakeNode) Commit(s grpc.BidiStreamingServer[runnelv1.CommitRequest, run
 		if err != nil {
 			return err
 		}
-		resp, err := d.group.commit(req)
-		if err != nil {
+		if req.GetGroup() == "" {
+			g.mu.Lock()
+			g.signs++
+			g.mu.Unlock()
+			if err := s.Send(&runnelv1.CommitResponse{RequestId: req.GetRequestId()}); err != nil {
+				return err
+			}
+			continue
+		}
+		var resp *runnelv1.CommitResponse
+		if at := g.coordinatorFor(req); at != "" && at != d.addr {
+			resp = &runnelv1.CommitResponse{RequestId: req.GetRequestId(), Error: item(runnelv1.ErrorReason_ERROR_REASON_NOT_COORDINATOR, codes.FailedPrecondition, "address", at)}
+		} else if resp, err = g.commit(req); err != nil {
 			return err
+		}
+		g.mu.Lock()
+		decide := g.onCommitted
+		g.mu.Unlock()
+		if decide != nil {
+			answer, err := decide(number, resp)
+			if errors.Is(err, io.EOF) {
+				return nil // in good order
+			}
+			if err != nil {
+				return err
+			}
+			if !answer {
+				continue
+			}
 		}
 		if err := s.Send(resp); err != nil {
 			return err
 		}
 	}
+}
+
+// withhold decides from now on which Commit requests are answered; see onCommitted.
+func (g *fakeGroup) withhold(decide func(n int, resp *runnelv1.CommitResponse) (answer bool, err error)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.onCommitted = decide
+}
+
+// coordinatorFor returns where a client that goes there itself has to go; "": here.
+func (g *fakeGroup) coordinatorFor(req *runnelv1.CommitRequest) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if req.GetRouting() != runnelv1.Routing_ROUTING_DIRECT {
+		return ""
+	}
+	return g.coordinator
 }
 
 func (g *fakeGroup) commit(req *runnelv1.CommitRequest) (*runnelv1.CommitResponse, error) {

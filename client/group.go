@@ -143,6 +143,7 @@ func (g *Group) take(ctx context.Context, whole bool) (*Batch, error) {
 			return nil, err
 		}
 		b, err := g.r.Poll(ctx)
+		g.pass()
 		switch {
 		case errors.Is(err, errNews):
 			continue

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 )
@@ -28,27 +29,39 @@ type OffsetCommit struct {
 // A commitQueue is what is to be committed: of each partition the newest offset,
 // so that they never go back; and who waits for it.
 type commitQueue struct {
-	offsets map[partitionKey]queuedCommit
+	offsets map[partitionKey]*queuedCommit
 	waiters []*commitWaiter
+	last    uint64 // number that was given
 }
 
+// A queuedCommit is of one partition. The queue forgets it when it has an outcome, or
+// a newer one takes its place.
 type queuedCommit struct {
 	part     *groupPart
 	offset   int64
 	epoch    int64
 	metadata string
+	number   uint64 // rises with each
+	underway bool   // it was sent, and not answered
+}
+
+func (c *queuedCommit) same(o *queuedCommit) bool {
+	return c.part == o.part && c.offset == o.offset && c.epoch == o.epoch && c.metadata == o.metadata
 }
 
 // A commitWaiter is called when all its partitions have an outcome.
 type commitWaiter struct {
-	keys []partitionKey
-	errs []error // so far
-	done func(error)
-	till time.Time
+	// awaits has the number of the commit that is waited for, or of one after it.
+	awaits map[partitionKey]uint64
+	errs   []error // so far
+	done   func(error)
+	till   time.Time
 }
 
 // Commit commits that recs, and all records before them in their partitions, are
 // processed; without any, what is processed now. It returns when that is durable.
+// A record before one that was committed takes nothing back: for that there is
+// [Group.CommitOffsets].
 //
 // A record of a partition that is not this member's any more, or was lost meanwhile,
 // is [ErrStaleAssignment]; [ErrUnknownMember] and [ErrFencedMember] are about the
@@ -69,6 +82,7 @@ func (g *Group) CommitAsync(recs []Record, done func(error)) {
 	if len(recs) == 0 {
 		cs = g.processedLocked(sortedParts(g.parts))
 	}
+	ends := map[*groupPart]int{} // by part, where in cs
 	for i := range recs {
 		r := &recs[i]
 		p := g.parts[partitionKey{r.Topic, r.Partition}]
@@ -77,7 +91,16 @@ func (g *Group) CommitAsync(recs []Record, done func(error)) {
 				r.Topic, r.Partition, r.Offset, ErrStaleAssignment))
 			continue
 		}
-		cs = append(cs, queuedCommit{part: p, offset: r.Offset + 1, epoch: r.LeaderEpoch})
+		at, ok := ends[p]
+		if !ok {
+			at = len(cs)
+			ends[p] = at
+			cs = append(cs, queuedCommit{})
+		}
+		if r.Offset+1 > p.said.offset { // else that was said with a later record
+			p.said = queuedCommit{part: p, offset: r.Offset + 1, epoch: r.LeaderEpoch}
+		}
+		cs[at] = p.said
 		if r.Offset+1 > p.done { // as said; what is committed by itself goes on from there
 			p.done, p.doneEpoch = r.Offset+1, r.LeaderEpoch
 		}
@@ -100,11 +123,16 @@ func (g *Group) CommitOffsets(ctx context.Context, offsets ...OffsetCommit) erro
 				err = errors.Join(err, fmt.Errorf("commit: %w", notOwned(o.Topic, o.Partition)))
 				continue
 			}
+			if bad := checkText("the metadata", o.Metadata); bad != nil {
+				err = errors.Join(err, fmt.Errorf("commit %s/%d: %w", o.Topic, o.Partition, bad))
+				continue
+			}
 			epoch := o.LeaderEpoch
 			if epoch <= 0 {
 				epoch = noOffset
 			}
-			cs = append(cs, queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata})
+			p.said = queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata}
+			cs = append(cs, p.said)
 			p.done, p.doneEpoch = o.Offset, epoch
 		}
 		g.enqueueLocked(cs, err, done)
@@ -154,20 +182,42 @@ func (g *Group) enqueueLocked(cs []queuedCommit, err error, done func(error)) {
 		done(err)
 		return
 	}
-	w := &commitWaiter{done: done, till: time.Now().Add(commitTimeout)}
+	w := &commitWaiter{awaits: map[partitionKey]uint64{}, done: done, till: time.Now().Add(commitTimeout)}
 	if err != nil {
 		w.errs = append(w.errs, err)
 	}
-	if g.queue.offsets == nil {
-		g.queue.offsets = map[partitionKey]queuedCommit{}
-	}
-	for _, c := range cs {
-		g.queue.offsets[c.part.partitionKey] = c
-		w.keys = append(w.keys, c.part.partitionKey)
+	var over []*commitWaiter
+	for i := range cs {
+		number, late := g.queueLocked(&cs[i])
+		w.awaits[cs[i].part.partitionKey] = number
+		over = append(over, late...)
 	}
 	g.queue.waiters = append(g.queue.waiters, w)
 	g.mu.Unlock()
+	finish(over)
 	poke(g.toCommit)
+}
+
+// queueLocked makes a commit the newest of its partition, and returns its number:
+// that of one which says the same, if that is the newest. It also returns who waited
+// for commits that will not be made, since the partition was lost meanwhile.
+func (g *Group) queueLocked(c *queuedCommit) (number uint64, over []*commitWaiter) {
+	key := c.part.partitionKey
+	if g.queue.offsets == nil {
+		g.queue.offsets = map[partitionKey]*queuedCommit{}
+	}
+	was := g.queue.offsets[key]
+	switch {
+	case was == nil:
+	case was.same(c):
+		return was.number, nil
+	case was.part != c.part && !was.underway:
+		over = g.outcomeLocked(key, was.number, notOwned(key.topic, key.partition))
+	}
+	g.queue.last++
+	c.number = g.queue.last
+	g.queue.offsets[key] = c
+	return c.number, over
 }
 
 // commitLast commits what of ps is processed, and waits for it.
@@ -179,103 +229,66 @@ func (g *Group) commitLast(ctx context.Context, ps []*groupPart) error {
 			cs = g.processedLocked(ps)
 		}
 		for _, p := range ps { // and whatever of them is still on its way
-			if c, ok := g.queue.offsets[p.partitionKey]; ok && c.part == p && g.o.manual {
-				cs = append(cs, c)
+			if c := g.queue.offsets[p.partitionKey]; c != nil && c.part == p && g.o.manual {
+				cs = append(cs, queuedCommit{part: p, offset: c.offset, epoch: c.epoch, metadata: c.metadata})
 			}
 		}
 		g.enqueueLocked(cs, nil, done)
 	})
 }
 
-// commitLoop commits, one request at a time, until ctx ends.
-func (g *Group) commitLoop(ctx context.Context) {
-	ticker := time.NewTicker(g.o.interval)
-	defer ticker.Stop()
-	for attempt := 0; ; {
-		select {
-		case <-g.toCommit:
-		case <-ticker.C:
-			if !g.o.manual {
-				g.mu.Lock()
-				g.enqueueLocked(g.processedLocked(sortedParts(g.parts)), nil, nil)
-			}
-		case <-ctx.Done():
-			g.give(ErrClosed)
-			return
-		}
-		wait := g.flush(ctx, &attempt)
-		if wait > 0 {
-			pause(ctx, wait)
-			poke(g.toCommit)
-		}
-	}
-}
-
-// flush sends what is queued. It returns when to send the rest; 0: nothing is left.
-func (g *Group) flush(ctx context.Context, attempt *int) time.Duration {
-	req, cs, now := g.request()
-	for _, w := range now {
-		w.finish()
-	}
-	if req == nil {
-		*attempt = 0
-		return 0
-	}
-	results, err := g.exchange(ctx, req)
-	*attempt++
-	if errors.Is(err, ErrUnknownMember) || errors.Is(err, ErrFencedMemberEpoch) {
-		g.forfeit(fmt.Errorf("%w: %w", ErrPartitionLost, err), false)
-	}
-	if g.settle(cs, results, err) {
-		return max(backoffFor(*attempt), retryAfter(err))
-	}
-	*attempt = 0
-	return 0
-}
-
 // repeatable reports whether a commit may be sent once more: always, unless it was
 // refused for good.
 func repeatable(err error) bool {
-	return Retriable(err) || errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, ErrCommitUncertain) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStreamEnded)
+	return Retriable(err) || errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, ErrCommitUncertain) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, errStreamEnded) || errors.Is(err, errStreamSilent) || errors.Is(err, errNoAnswer)
 }
 
-// request takes what is queued into a request, and returns those that need none
-// any more. What is queued stays there until it has an outcome.
-func (g *Group) request() (req *runnelv1.CommitRequest, cs []queuedCommit, done []*commitWaiter) {
+// request takes what is queued, and not under way, into a request, and returns those
+// that need none any more. What is queued stays there until it has an outcome.
+func (g *Group) request() (req *runnelv1.CommitRequest, cs []*queuedCommit, done []*commitWaiter) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for key, c := range g.queue.offsets {
-		if g.parts[key] != c.part {
-			done = append(done, g.outcomeLocked(key, notOwned(key.topic, key.partition))...)
-			continue
-		}
-		if len(cs) < mostCommits {
+		switch {
+		case c.underway: // it may yet be taken
+		case g.parts[key] != c.part:
+			delete(g.queue.offsets, key)
+			done = append(done, g.outcomeLocked(key, c.number, notOwned(key.topic, key.partition))...)
+		case len(cs) < mostCommits && g.epoch != 0:
+			c.underway = true
 			cs = append(cs, c)
 		}
 	}
-	if len(cs) == 0 || g.epoch == 0 {
+	if len(cs) == 0 {
 		return nil, nil, done
 	}
-	req = &runnelv1.CommitRequest{RequestId: 1, Group: g.name, MemberId: g.id, MemberEpoch: g.epoch}
-	for _, c := range cs {
+	req = &runnelv1.CommitRequest{
+		Group: g.name, MemberId: g.id, MemberEpoch: g.epoch, Timeout: durationpb.New(commitWithin), Offsets: make([]*runnelv1.OffsetCommit, len(cs)),
+	}
+	for i, c := range cs {
 		o := &runnelv1.OffsetCommit{
 			Topic: c.part.topic, TopicId: &c.part.id, Partition: c.part.partition, Offset: c.offset, Metadata: c.metadata,
 		}
 		if c.epoch != noOffset {
 			o.LeaderEpoch = new(c.epoch)
 		}
-		req.Offsets = append(req.Offsets, o)
+		req.Offsets[i] = o
 	}
 	return req, cs, done
 }
 
-// outcomeLocked ends the commit of a partition, and returns those who wait for
-// nothing else.
-func (g *Group) outcomeLocked(key partitionKey, err error) (done []*commitWaiter) {
-	delete(g.queue.offsets, key)
+// outcomeLocked ends the commits of a partition up to a number, and returns those who
+// wait for nothing else.
+func (g *Group) outcomeLocked(key partitionKey, number uint64, err error) []*commitWaiter {
+	return g.endLocked(func(w *commitWaiter) bool { return w.awaits[key] <= number && w.ends(key, err) })
+}
+
+// endLocked forgets the waiters that over is true of, and returns them.
+func (g *Group) endLocked(over func(*commitWaiter) bool) (done []*commitWaiter) {
 	kept := g.queue.waiters[:0]
 	for _, w := range g.queue.waiters {
-		if w.ends(key, err) {
+		if over(w) {
 			done = append(done, w)
 			continue
 		}
@@ -288,72 +301,72 @@ func (g *Group) outcomeLocked(key partitionKey, err error) (done []*commitWaiter
 
 // ends takes the outcome of a partition in. It is true when that was the last one.
 func (w *commitWaiter) ends(key partitionKey, err error) bool {
-	for i, k := range w.keys {
-		if k != key {
-			continue
-		}
-		w.keys = append(w.keys[:i], w.keys[i+1:]...)
-		if err != nil {
-			w.errs = append(w.errs, err)
-		}
-		return len(w.keys) == 0
+	if _, ok := w.awaits[key]; !ok {
+		return false
 	}
-	return false
+	delete(w.awaits, key)
+	if err != nil {
+		w.errs = append(w.errs, err)
+	}
+	return len(w.awaits) == 0
 }
 
-func (w *commitWaiter) finish() { w.done(errors.Join(w.errs...)) }
+func finish(ws []*commitWaiter) {
+	for _, w := range ws {
+		w.done(errors.Join(w.errs...))
+	}
+}
 
-// settle takes the outcome of a request in. A commit that was overtaken in the
-// queue meanwhile stays there. It is true when something is to be sent again.
-func (g *Group) settle(cs []queuedCommit, results map[partitionKey]error, err error) (again bool) {
+// settle takes the outcome of a request in. It is true when something is to be sent
+// again: of each partition the newest commit only.
+func (g *Group) settle(cs []*queuedCommit, results []error, err error) (again bool) {
 	var done []*commitWaiter
 	g.mu.Lock()
-	for _, c := range cs {
-		key := c.part.partitionKey
-		one := err
+	for i, c := range cs {
+		key, one := c.part.partitionKey, err
 		if err == nil {
-			one = results[key]
+			one = results[i]
 		}
-		queued, ok := g.queue.offsets[key]
+		c.underway = false
+		newest := g.queue.offsets[key]
 		if repeatable(one) {
-			again = true
-			done = append(done, g.lateLocked(key, one)...)
+			switch {
+			case newest == c:
+				again = true
+				done = append(done, g.lateLocked(c, one)...)
+			case newest == nil || newest.part != c.part: // the partition was lost meanwhile
+				done = append(done, g.outcomeLocked(key, c.number, fmt.Errorf("commit %s/%d offset %d: %w: %w", key.topic, key.partition, c.offset, ErrOutcomeUnknown, one))...)
+			}
 			continue
 		}
 		if one == nil {
 			c.part.committed = c.offset
+		} else {
+			one = fmt.Errorf("commit %s/%d offset %d: %w", key.topic, key.partition, c.offset, one)
 		}
-		if ok && queued == c {
-			if one != nil {
-				one = fmt.Errorf("commit %s/%d offset %d: %w", key.topic, key.partition, c.offset, one)
-			}
-			done = append(done, g.outcomeLocked(key, one)...)
-			continue
+		if newest == c {
+			delete(g.queue.offsets, key)
 		}
-		again = again || ok
+		done = append(done, g.outcomeLocked(key, c.number, one)...)
 	}
 	g.mu.Unlock()
-	for _, w := range done {
-		w.finish()
-	}
+	finish(done)
 	return again
 }
 
-// lateLocked ends the waits for a partition that have taken too long.
-func (g *Group) lateLocked(key partitionKey, err error) (done []*commitWaiter) {
-	now := time.Now()
-	kept := g.queue.waiters[:0]
-	waits := false
-	for _, w := range g.queue.waiters {
-		if now.After(w.till) && w.ends(key, fmt.Errorf("commit %s/%d: tried for %v: %w: %w", key.topic, key.partition, commitTimeout, ErrOutcomeUnknown, err)) {
-			done = append(done, w)
-			continue
+// lateLocked ends the waits for a commit that have taken too long.
+func (g *Group) lateLocked(c *queuedCommit, err error) []*commitWaiter {
+	now, key, waits := time.Now(), c.part.partitionKey, false
+	done := g.endLocked(func(w *commitWaiter) bool {
+		if _, ok := w.awaits[key]; !ok {
+			return false
 		}
-		waits = waits || !now.After(w.till)
-		kept = append(kept, w)
-	}
-	clear(g.queue.waiters[len(kept):])
-	g.queue.waiters = kept
+		if now.After(w.till) {
+			return w.ends(key, fmt.Errorf("commit %s/%d: tried for %v: %w: %w", key.topic, key.partition, commitTimeout, ErrOutcomeUnknown, err))
+		}
+		waits = true
+		return false
+	})
 	if !waits {
 		delete(g.queue.offsets, key)
 	}
@@ -369,43 +382,6 @@ func (g *Group) give(err error) {
 	g.mu.Unlock()
 	for _, w := range ws {
 		w.errs = append(w.errs, fmt.Errorf("commit: %w: %w", err, ErrOutcomeUnknown))
-		w.finish()
 	}
-}
-
-// exchange sends one request, and returns the errors of its partitions.
-func (g *Group) exchange(ctx context.Context, req *runnelv1.CommitRequest) (map[partitionKey]error, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	s, err := runnelv1.NewLogServiceClient(g.c.conn).Commit(ctx)
-	if err != nil {
-		return nil, rpcError(err)
-	}
-	if err := s.Send(req); err != nil && !errors.Is(err, io.EOF) {
-		return nil, rpcError(err)
-	}
-	if err := s.CloseSend(); err != nil {
-		return nil, rpcError(err)
-	}
-	for {
-		resp, err := s.Recv()
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil, errStreamEnded
-		case err != nil:
-			return nil, rpcError(err)
-		case resp.GetRequestId() != req.GetRequestId():
-			continue // a goaway
-		case resp.GetError() != nil:
-			return nil, itemError(resp.GetError())
-		case len(resp.GetResults()) != len(req.GetOffsets()):
-			return nil, fmt.Errorf("commit: %d results for %d offsets", len(resp.GetResults()), len(req.GetOffsets()))
-		}
-		results := map[partitionKey]error{}
-		for i, r := range resp.GetResults() {
-			o := req.GetOffsets()[i]
-			results[partitionKey{o.GetTopic(), o.GetPartition()}] = itemError(r.GetError())
-		}
-		return results, nil
-	}
+	finish(ws)
 }

@@ -42,6 +42,7 @@ type Reader struct {
 	queue   []*Batch
 	arrived chan struct{} // closed and replaced when queue, parts or err change
 	current *Batch        // the batch last returned; its buffers are in use
+	passed  []passage     // for the group
 	resume  bool          // Records was left in the middle of current
 	begun   bool
 	closed  bool
@@ -401,6 +402,9 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		}
 		b.a.pos = b.next
 		if b.fetched.Batches == 0 { // it only moves the position
+			if r.news != nil {
+				r.passed = append(r.passed, passage{b.a, b.tag, b.fetched.LogStart, b.next})
+			}
 			r.releaseLocked(b)
 			continue
 		}
@@ -412,6 +416,8 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		return nil, errReaderClosed
 	case r.err != nil:
 		return nil, r.err
+	case len(r.passed) > 0:
+		return nil, errNews
 	case r.doneLocked():
 		return nil, io.EOF
 	}

@@ -25,9 +25,25 @@ type groupBoard struct {
 	owner map[int32]string // who works on each partition
 	// acked is the highest offset whose commit was acknowledged, at when the last
 	// one was.
-	acked      map[int32]int64
-	at         map[int32]time.Time
+	acked map[int32]int64
+	at    map[int32]time.Time
+	// moves counts the partitions that members were given or had to give up, via has
+	// the turn in which each member was welcomed last.
+	moves      int
+	via        map[string]int
 	violations []string
+}
+
+func newGroupBoard(topic string) *groupBoard {
+	return &groupBoard{topic: topic, owner: map[int32]string{}, acked: map[int32]int64{}, at: map[int32]time.Time{}, via: map[string]int{}}
+}
+
+// dial returns another connection to a node.
+func (b *groupBoard) dial(t *testing.T, n *Node) *grpc.ClientConn {
+	t.Helper()
+	conn := must[*grpc.ClientConn](t)(grpc.NewClient(n.Client, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 func (b *groupBoard) complain(format string, args ...any) {
@@ -43,6 +59,7 @@ func (b *groupBoard) take(n int32, id string) {
 		b.violations = append(b.violations, fmt.Sprintf("partition %d: %s works on it, and %s begins to", n, was, id))
 	}
 	b.owner[n] = id
+	b.moves++
 }
 
 func (b *groupBoard) drop(n int32, id string) {
@@ -50,7 +67,14 @@ func (b *groupBoard) drop(n int32, id string) {
 	defer b.mu.Unlock()
 	if b.owner[n] == id {
 		delete(b.owner, n)
+		b.moves++
 	}
+}
+
+func (b *groupBoard) welcomed(id string, turn int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.via[id] = turn
 }
 
 // since returns how many partitions have had a commit acknowledged after t.
@@ -69,6 +93,8 @@ func (b *groupBoard) since(t time.Time) (n int) {
 type groupStub struct {
 	board *groupBoard
 	id    string
+	// conns are where its streams go, in turn.
+	conns []*grpc.ClientConn
 	turn  int
 	epoch int64
 	// owned has the next offset to commit of each partition, and the epoch of its
@@ -76,6 +102,7 @@ type groupStub struct {
 	owned map[int32]*stubPart
 	lost  int  // times it had to begin anew
 	idle  bool // it commits nothing
+	pace  time.Duration
 }
 
 type stubPart struct {
@@ -96,12 +123,13 @@ func (m *groupStub) run(ctx context.Context) {
 	}
 }
 
+func (m *groupStub) conn() *grpc.ClientConn { return m.conns[m.turn%len(m.conns)] }
+
 // session is one stream, to one broker.
 func (m *groupStub) session(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn := m.board.conns[m.turn%len(m.board.conns)]
-	stream, err := runnelv1.NewGroupServiceClient(conn).Join(ctx)
+	stream, err := runnelv1.NewGroupServiceClient(m.conn()).Join(ctx)
 	if err != nil {
 		return
 	}
@@ -126,7 +154,7 @@ func (m *groupStub) session(ctx context.Context) {
 			}
 		}
 	})
-	work := time.NewTicker(20 * time.Millisecond)
+	work := time.NewTicker(max(m.pace, 20*time.Millisecond))
 	defer work.Stop()
 	ping := time.NewTicker(time.Second)
 	defer ping.Stop()
@@ -151,6 +179,7 @@ func (m *groupStub) heed(r *runnelv1.JoinResponse, stream runnelv1.GroupService_
 	switch e := r.GetEvent().(type) {
 	case *runnelv1.JoinResponse_Joined:
 		m.epoch = e.Joined.GetMemberEpoch()
+		m.board.welcomed(m.id, m.turn)
 	case *runnelv1.JoinResponse_Assignment:
 		m.epoch = e.Assignment.GetMemberEpoch()
 		m.assign(e.Assignment)
@@ -174,6 +203,8 @@ func (m *groupStub) heed(r *runnelv1.JoinResponse, stream runnelv1.GroupService_
 			m.owned, m.epoch = map[int32]*stubPart{}, 0
 		default: // another stream goes on
 		}
+		return false
+	case *runnelv1.JoinResponse_Goaway:
 		return false
 	}
 	return true
@@ -214,7 +245,7 @@ func (m *groupStub) work(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	stream, err := runnelv1.NewLogServiceClient(m.board.conns[m.turn%len(m.board.conns)]).Commit(ctx)
+	stream, err := runnelv1.NewLogServiceClient(m.conn()).Commit(ctx)
 	if err != nil {
 		return
 	}
@@ -248,11 +279,9 @@ func TestGroups_coordinatorKilled(t *testing.T) {
 	t.Parallel()
 	const partitions, members = 12, 6
 	g := cluster(t, Cluster{Controllers: 1, Brokers: 3})
-	b := &groupBoard{topic: "work", owner: map[int32]string{}, acked: map[int32]int64{}, at: map[int32]time.Time{}}
+	b := newGroupBoard("work")
 	for _, n := range g.Brokers {
-		conn := must[*grpc.ClientConn](t)(grpc.NewClient(n.Client, grpc.WithTransportCredentials(insecure.NewCredentials())))
-		t.Cleanup(func() { _ = conn.Close() })
-		b.conns = append(b.conns, conn)
+		b.conns = append(b.conns, b.dial(t, n))
 	}
 	ctx := t.Context()
 	_ = must[*runnelv1.CreateTopicsResponse](t)(runnelv1.NewAdminServiceClient(b.conns[0]).CreateTopics(ctx, &runnelv1.CreateTopicsRequest{
@@ -274,7 +303,7 @@ func TestGroups_coordinatorKilled(t *testing.T) {
 	defer stop()
 	stubs := make([]*groupStub, members)
 	for i := range stubs {
-		stubs[i] = &groupStub{board: b, id: uuid.NewString(), turn: i, owned: map[int32]*stubPart{}}
+		stubs[i] = &groupStub{board: b, id: uuid.NewString(), conns: b.conns, turn: i, owned: map[int32]*stubPart{}}
 		all.Go(func() { stubs[i].run(run) })
 	}
 	other := b.conns[0]
@@ -353,11 +382,9 @@ func TestGroups_thousandMembers(t *testing.T) {
 	}
 	const members = 1000
 	n := dev(t, Dev{})
-	b := &groupBoard{topic: "wide", owner: map[int32]string{}, acked: map[int32]int64{}, at: map[int32]time.Time{}}
+	b := newGroupBoard("wide")
 	for range 4 {
-		conn := must[*grpc.ClientConn](t)(grpc.NewClient(n.Client, grpc.WithTransportCredentials(insecure.NewCredentials())))
-		t.Cleanup(func() { _ = conn.Close() })
-		b.conns = append(b.conns, conn)
+		b.conns = append(b.conns, b.dial(t, n))
 	}
 	ctx := t.Context()
 	_ = must[*runnelv1.CreateTopicsResponse](t)(runnelv1.NewAdminServiceClient(b.conns[0]).CreateTopics(ctx, &runnelv1.CreateTopicsRequest{
@@ -369,7 +396,7 @@ func TestGroups_thousandMembers(t *testing.T) {
 	start := func(i int) {
 		var run context.Context
 		run, stops[i] = context.WithCancel(ctx)
-		m := &groupStub{board: b, id: uuid.NewString(), turn: i, owned: map[int32]*stubPart{}, idle: true}
+		m := &groupStub{board: b, id: uuid.NewString(), conns: b.conns, turn: i, owned: map[int32]*stubPart{}, idle: true}
 		all.Go(func() { m.run(run) })
 	}
 	defer func() {
