@@ -79,6 +79,7 @@ type clientOptions struct {
 	timeout time.Duration // of one attempt to connect
 	routing Routing
 	hooks   Hooks
+	door    *door
 }
 
 // An Option changes how a Client connects.
@@ -141,9 +142,10 @@ func New(brokers []string, opts ...Option) (*Client, error) {
 	}
 	pool := wire.NewPool()
 	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool), direct: map[string]*directConn{}, users: map[place]int{}}
+	c.opts.door = &door{}
 	c.cluster = newCluster(c)
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.conn, c.seeds, err = newConn(addrs, o)
+	c.conn, c.seeds, err = newConn(addrs, c.opts)
 	if err != nil {
 		c.stop()
 		return nil, fmt.Errorf("connect to %s: %w", strings.Join(addrs, ","), err)
@@ -188,7 +190,8 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolve
 		grpc.WithDisableRetry(), // what may be sent again is for the producer to say
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
-		grpc.WithUnaryInterceptor(textual),
+		grpc.WithChainUnaryInterceptor(textual, o.door.unary),
+		grpc.WithStreamInterceptor(o.door.stream),
 	}
 	if o.dial != nil {
 		opts = append(opts, grpc.WithContextDialer(o.dial))

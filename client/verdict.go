@@ -75,6 +75,9 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 // refusesStream reports whether err is about the caller and not about what was
 // sent: nothing of a stream that begins with it is read.
 func refusesStream(err error) bool {
+	if u, ok := errors.AsType[*unreachableError](err); ok && u.distrust {
+		return true
+	}
 	e, ok := asError(err)
 	return ok && slices.Contains([]codes.Code{codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented}, e.Code)
 }

@@ -128,6 +128,8 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 		return err
 	}
 	defer r.Close()
+	watch := &waitWatch{a: a, topic: topic, admin: c.NewAdmin(), reads: func(n int32) bool { return f.partition == client.AnyPartition || n == f.partition }}
+	defer watch.start(ctx)()
 	assign, cancel := context.WithTimeout(ctx, a.timeout)
 	err = r.Assign(assign, client.Assignment{Topic: topic, Partition: f.partition, Start: start, AtEnd: f.exitAtEnd})
 	cancel()

@@ -28,7 +28,7 @@ func (a *app) consumeGroup(c *cobra.Command, topic string, f consumeFlags) (err 
 	case f.from == "latest":
 		begin = client.ResetLatest
 	default:
-		return usagef("--from %q: with --group want earliest or latest; to move the group use: %s", f.from, a.typed("group seek "+f.group+" --topic "+topic+" --to "+f.from))
+		return usagef("--from %q: with --group want earliest or latest; to move the group use: %s", f.from, a.typed("group seek "+word(f.group)+" --topic "+word(topic)+" --to "+word(f.from)))
 	}
 	t, err := parseTemplate(f.print, f.null)
 	if err != nil {
@@ -50,6 +50,7 @@ func (a *app) consumeGroup(c *cobra.Command, topic string, f consumeFlags) (err 
 	}
 	out := a.newPrinter(t, f.count)
 	out.last = func(r client.Record) error { return a.commitLast(ctx, g, r) }
+	defer a.awaited(ctx, conn, g, f.group, topic)()
 	var from poller = g
 	if f.exitAtEnd {
 		if from, err = a.untilEnd(ctx, conn, g, f.group, topic); err != nil {
@@ -176,7 +177,7 @@ func (a *app) commitLast(ctx context.Context, g *client.Group, r client.Record) 
 func (a *app) groupHint(err error, group, topic string) error {
 	if errors.Is(err, client.ErrOffsetOutOfRange) {
 		return fmt.Errorf("%w\nThe records that group %s was to read next are deleted. Go on with the first that there are with:\n%s",
-			err, group, a.typed("group seek "+group+" --topic "+topic+" --to earliest"))
+			err, group, a.typed("group seek "+word(group)+" --topic "+word(topic)+" --to earliest"))
 	}
 	return err
 }

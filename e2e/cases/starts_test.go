@@ -190,6 +190,40 @@ func TestST15_everyStartAndStop(t *testing.T) {
 	}
 }
 
+// stopsWhileFollowing reads up to every offset, without asking for the end as it
+// is: a stop is reached, also in a hole.
+func (w *town) stopsWhileFollowing(c *client.Client, records []kept, logStart, end int64) {
+	w.t.Helper()
+	for stop := logStart + 1; stop <= end; stop++ {
+		r, err := c.NewReader()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if err := r.Assign(w.t.Context(), client.Assignment{Topic: "t", Stop: stop}); err != nil {
+			w.t.Fatal(err)
+		}
+		var want, got []string
+		for _, k := range records {
+			if k.offset >= logStart && k.offset < stop {
+				want = append(want, k.text)
+			}
+		}
+		ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
+		for rec, err := range r.Records(ctx) {
+			if err != nil {
+				w.t.Errorf("log from %d, up to %d: %v", logStart, stop, err)
+				break
+			}
+			got = append(got, describe(rec.Offset, rec.Key, rec.Value))
+		}
+		cancel()
+		_ = r.Close()
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			w.t.Errorf("log from %d, up to %d: read %v, want %v", logStart, stop, got, want)
+		}
+	}
+}
+
 func startAnywhere(w *town, compression client.Compression) {
 	t := w.t
 	c := w.client(brokerAddr)
@@ -242,6 +276,7 @@ func startAnywhere(w *town, compression client.Compression) {
 		if got, err := c.NewAdmin().DeleteRecords(t.Context(), "t", map[int32]int64{0: logStart}); err != nil || got[0].LogStart != logStart {
 			t.Fatalf("%+v, %v", got, err)
 		}
+		w.stopsWhileFollowing(c, records, logStart, end)
 		for _, from := range places(records, end, since) {
 			for _, stop := range []int64{0, 11, 20} {
 				first := from.first(logStart)
