@@ -147,9 +147,13 @@ func (b *Broker) listen(ctx context.Context) (l listeners, err error) {
 	}
 	l.client = rpcserver.Limit(client, b.maxConnections())
 	if b.cfg.Listen.Admin != "" {
-		l.admin, err = bind("listen.admin", b.cfg.Listen.Admin)
+		admin, err := bind("listen.admin", b.cfg.Listen.Admin)
+		if err != nil {
+			return l, err
+		}
+		l.admin = rpcserver.Limit(admin, maxAdminConnections)
 	}
-	return l, err
+	return l, nil
 }
 
 func (l listeners) close() {
@@ -162,6 +166,9 @@ func (l listeners) close() {
 		}
 	}
 }
+
+// maxAdminConnections is enough for whoever scrapes and probes a broker.
+const maxAdminConnections = 256
 
 // maxConnections leaves half of the descriptors to the logs.
 func (b *Broker) maxConnections() int {

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -84,15 +85,30 @@ func (s *Set) failed(t *metadata.Topic, err error) {
 	s.deps.Log.WithLevel(level).Str("topic", t.Name).Err(err).Msg("a topic is not what the metadata say: it will be tried again")
 }
 
-// postpone has a replica opened later, and says so once: thousands may wait for
-// the same thing.
+// postpone has a replica opened later. What is said of it is said of all of them:
+// thousands may wait for the same thing.
 func (s *Set) postpone(k key, t *metadata.Topic, err error, why string) {
 	s.mu.Lock()
-	level := zerolog.WarnLevel
-	if s.pending[k] {
-		level = zerolog.DebugLevel
-	}
 	s.pending[k] = true
+	s.waiting = fmt.Errorf("%s/%d: %w", t.Name, k.n, err)
 	s.mu.Unlock()
-	s.deps.Log.WithLevel(level).Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
+	s.deps.Log.Debug().Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
+}
+
+// tellPending says how many replicas wait to be opened, once for as long as they
+// do not become more than ever since none did.
+func (s *Set) tellPending() {
+	s.mu.Lock()
+	n, told, why := len(s.pending), s.told, s.waiting
+	if n > told || n == 0 {
+		s.told = n
+	}
+	s.mu.Unlock()
+	switch {
+	case n > told:
+		s.deps.Log.Warn().Int("replicas", n).AnErr("last", why).
+			Msg("replicas can't be opened now: for want of room or descriptors, or because the user that runs this does not own their files; it is tried again")
+	case n == 0 && told > 0:
+		s.deps.Log.Info().Msg("all replicas are open that had to wait")
+	}
 }

@@ -79,6 +79,8 @@ type Set struct {
 	parts     map[key]*Partition
 	lost      map[key]string // replicas that can't be opened, and why
 	pending   map[key]bool   // replicas to be opened when there is room for them, or leave to
+	waiting   error          // why the last one of them is not open
+	told      int            // how many of them the log has told of
 	undone    undone         // what of the newest image could not be carried out
 	changed   chan struct{}  // closed when the next image is applied
 	recovered bool
@@ -275,6 +277,7 @@ func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 	if !s.Recovered() || len(d.Gone) > 0 {
 		s.quarantine(img)
 	}
+	s.tellPending()
 	s.complete()
 	s.deps.Session.Applied(img.Revision)
 	s.mu.Lock()
