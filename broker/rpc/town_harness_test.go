@@ -43,6 +43,8 @@ type testTown struct {
 	tune    func(*router.Options)
 	// groupConfig is not nil where brokers keep consumer groups.
 	groupConfig *coordinator.Config
+	// subscriptions counts those of followers.
+	subscriptions int64
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -363,34 +365,49 @@ func (s *forwardStream) check(r *wire.ForwardProduce, reason runnelv1.ErrorReaso
 }
 
 // copyLog brings the logs of other brokers up to what the leader has, as
-// replication would. Each leads for a moment, as far as it knows.
+// replication does. Readers there see nothing of it.
 func (w *testTown) copyLog(name string, n int32, to ...int32) {
 	w.t.Helper()
-	now := w.topics[name].partitions[n]
-	leader := w.brokers[now.GetLeader()].part(name, n)
-	buf := make([]byte, 16<<20)
-	size, err := leader.Read(buf, leader.State().LogStart, leader.State().HighWatermark)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	leader := w.topics[name].partitions[n].GetLeader()
 	for _, id := range to {
-		if id == now.GetLeader() {
-			continue
-		}
-		p := w.brokers[id].part(name, n)
-		for b := buf[:size]; len(b) > 0; {
-			frame, verdict := record.ParseFrame(b, int64(len(b)), record.MaxFrameSize)
-			if verdict != record.OK {
-				w.t.Fatal(verdict)
+		if id != leader {
+			w.tell(name, n, id)
+			if err := w.follow(w.brokers[id].part(name, n), w.brokers[leader].part(name, n), id); err != nil {
+				w.t.Fatal(err)
 			}
-			if frame.Header.BaseOffset >= p.State().LogEnd {
-				w.lead(name, n, id, frame.Header.LeaderEpoch)
-				w.appendCopy(p, frame, b)
-			}
-			b = b[frame.Size:]
 		}
-		w.tell(name, n, id)
 	}
+}
+
+// follow has a replica take all that its leader has.
+func (w *testTown) follow(p, leader *partition.Partition, id int32) error {
+	w.subscriptions++
+	s, ok := p.FollowerStart(w.subscriptions, func() {})
+	if !ok {
+		return fmt.Errorf("broker %d does not follow", id) //nolint:err113 // a test's
+	}
+	defer p.FollowerStop(w.subscriptions)
+	s.Follower, s.BrokerEpoch = metadata.BrokerID(id), 1
+	a, err := leader.Subscribe(s, nil, func() {})
+	if err != nil {
+		return err
+	}
+	defer leader.FollowerGone(s.Follower, w.subscriptions)
+	if a.Kind != partition.Accepted {
+		return fmt.Errorf("broker %d is answered %+v", id, a) //nolint:err113 // a test's
+	}
+	if _, err := p.OnSubscribed(w.subscriptions, a); err != nil {
+		return err
+	}
+	buf := make([]byte, 16<<20)
+	r, err := leader.ReadReplica(buf, s.Follower, w.subscriptions, s.NextOffset)
+	if err != nil || r.N == 0 {
+		return err
+	}
+	return p.OnData(partition.Data{
+		Epoch: s.Epoch, Subscription: w.subscriptions, Start: s.NextOffset, Next: r.Next, PrevEpoch: r.PrevEpoch, HasPrevEpoch: r.HasPrevEpoch,
+		HighWatermark: r.HighWatermark, LogStart: r.LogStart, Batches: buf[:r.N],
+	})
 }
 
 // lead lets one broker believe that it leads in an epoch.
@@ -399,26 +416,4 @@ func (w *testTown) lead(name string, n, id int32, epoch record.Epoch) {
 	alone, _ := proto.Clone(w.topics[name].partitions[n]).(*controllerv1.PartitionRecord)
 	alone.Leader, alone.LeaderEpoch, alone.Isr = id, int64(epoch), []int32{id}
 	w.publish([]*controllerv1.MetadataObject{partitionObject(alone)}, id)
-}
-
-func (w *testTown) appendCopy(p *partition.Partition, frame record.Frame, b []byte) {
-	w.t.Helper()
-	builder := record.NewBuilder(record.NewCodec(), record.Limits{MaxRecordBytes: record.MaxRecordSize})
-	it := record.NewIterator(record.NewCodec())
-	it.Reset(frame.Header, frame.Payload(b))
-	for it.Next() {
-		r := it.Record()
-		if err := builder.Add(r.Key, r.Value, nil, r.TimestampMs); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-	batch, err := builder.Finish(record.CompressionNone, 0)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	h := &frame.Header
-	batch.ProducerID, batch.ProducerEpoch, batch.BaseSequence = h.ProducerID, h.ProducerEpoch, h.BaseSequence
-	if got, err := p.Append(&batch, nil); err != nil || got.Base != frame.Header.BaseOffset {
-		w.t.Fatalf("copied to %d, %v, want %d", got.Base, err, frame.Header.BaseOffset)
-	}
 }
