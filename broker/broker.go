@@ -50,7 +50,6 @@ type Broker struct {
 	cfg         Config
 	deps        Deps
 	incarnation string
-	bound       chan struct{} // closed when addrs is set
 	inService   chan struct{} // closed when the broker is ready for the first time
 
 	// mu guards the fields below
@@ -79,18 +78,14 @@ func New(cfg Config, deps Deps) (*Broker, error) {
 		deps.Registry = telemetry.NewRegistry()
 	}
 	return &Broker{
-		cfg: cfg, deps: deps, incarnation: uuid.NewString(),
-		bound: make(chan struct{}), inService: make(chan struct{}),
+		cfg: cfg, deps: deps, incarnation: uuid.NewString(), inService: make(chan struct{}),
 	}, nil
 }
-
-// Bound is closed when the broker listens on its addresses.
-func (b *Broker) Bound() <-chan struct{} { return b.bound }
 
 // Ready is closed when the broker has recovered and is in service.
 func (b *Broker) Ready() <-chan struct{} { return b.inService }
 
-// Addrs returns the addresses the broker is bound to; empty ones before Bound.
+// Addrs returns the addresses the broker is bound to; empty ones before it listens.
 func (b *Broker) Addrs() Addrs {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,7 +94,7 @@ func (b *Broker) Addrs() Addrs {
 }
 
 // Partitions returns the replicas this broker holds, for tests that look inside;
-// nil before Bound.
+// nil before it listens.
 func (b *Broker) Partitions() *partition.Set {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,7 +113,6 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 	b.mu.Lock()
 	b.addrs, b.partitions = n.addrs(), n.set
 	b.mu.Unlock()
-	close(b.bound)
 	return n.run(ctx)
 }
 
@@ -153,9 +147,13 @@ func (b *Broker) listen(ctx context.Context) (l listeners, err error) {
 	}
 	l.client = rpcserver.Limit(client, b.maxConnections())
 	if b.cfg.Listen.Admin != "" {
-		l.admin, err = bind("listen.admin", b.cfg.Listen.Admin)
+		admin, err := bind("listen.admin", b.cfg.Listen.Admin)
+		if err != nil {
+			return l, err
+		}
+		l.admin = rpcserver.Limit(admin, maxAdminConnections)
 	}
-	return l, err
+	return l, nil
 }
 
 func (l listeners) close() {
@@ -168,6 +166,9 @@ func (l listeners) close() {
 		}
 	}
 }
+
+// maxAdminConnections is enough for whoever scrapes and probes a broker.
+const maxAdminConnections = 256
 
 // maxConnections leaves half of the descriptors to the logs.
 func (b *Broker) maxConnections() int {

@@ -82,6 +82,12 @@ type GroupDescription struct {
 	// negative: not known.
 	LagRecords                     int64
 	LagSeconds, TimeToDataLossSecs float64
+	// Uncommitted is how many partitions it reads and has not committed anything of, and
+	// UncommittedRecords how many records they hold, where that is known. They are in no
+	// lag: whether their readers began with the first record or the next one, only those
+	// know.
+	Uncommitted        int
+	UncommittedRecords int64
 	// ExpireTime is when a group without members is forgotten; zero: it is not.
 	ExpireTime time.Time
 }
@@ -104,7 +110,8 @@ type GroupPartition struct {
 	Partition      int32
 	MemberID       string // its owner; "" for none
 	NextMemberID   string // who is to own it next, when that is another
-	// Committed is the next offset to read.
+	// Committed is the next offset to read; -1: nothing was committed yet, and so there
+	// is no lag.
 	Committed                           int64
 	CommitTime                          time.Time
 	Metadata                            string
@@ -125,7 +132,11 @@ func (a *Admin) DescribeGroup(ctx context.Context, group string) (GroupDescripti
 			d = groupDescription(resp)
 		}
 		for _, p := range resp.GetPartitions() {
-			d.Partitions = append(d.Partitions, groupPartition(p))
+			one := groupPartition(p)
+			if d.Partitions = append(d.Partitions, one); one.Committed < 0 {
+				d.Uncommitted++
+				d.UncommittedRecords += max(one.HighWatermark-one.LogStart, 0)
+			}
 		}
 		if req.PageToken = resp.GetNextPageToken(); req.GetPageToken() == "" {
 			return d, nil

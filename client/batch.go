@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -29,10 +30,12 @@ type batch struct {
 	part    *partition
 	stage   stage
 	builder *record.Builder // nil once encoded
-	entries []entry
-	cost    int64
-	gen     *generation
-	opened  time.Time
+	// reserved is how much of the builders' budget it has, while it is open.
+	reserved int64
+	entries  []entry
+	cost     int64
+	gen      *generation
+	opened   time.Time
 	// due is when the oldest record runs out of time.
 	due    time.Time
 	expiry *time.Timer
@@ -48,9 +51,12 @@ type batch struct {
 	// inDoubt is true once it was sent and no answer came that says what became
 	// of it: it may be stored.
 	inDoubt bool
-	// misplaced and tooLarge say that it was refused last for its number, or its
-	// size.
-	misplaced, tooLarge bool
+	// misplaced and cut say that it was refused last for its number, or for what
+	// its parts may be taken without.
+	misplaced, cut bool
+	// cuts is how many more times it may be cut in search of bad records, together
+	// with what it was cut from; nil: maxCuts.
+	cuts *int
 	// lastErr is why it was refused, for the record's error when time is up.
 	lastErr error
 
@@ -105,6 +111,7 @@ func (b *batch) settle(err error) (settled, bool) {
 // drop gives up the batch's own hold on its bytes. A stream that is sending
 // them has another.
 func (b *batch) drop(pool *builderPool) {
+	b.complete(pool)
 	if b.encoded != nil {
 		b.encoded.Free()
 		b.encoded = nil
@@ -115,18 +122,53 @@ func (b *batch) drop(pool *builderPool) {
 	}
 }
 
+// complete gives up what b has reserved: it takes no records any more.
+func (b *batch) complete(pool *builderPool) {
+	pool.reserved.Add(-b.reserved)
+	b.reserved = 0
+}
+
 // A builderPool reuses builders and with them their buffers.
 type builderPool struct {
 	pool sync.Pool
 	// codec compresses. Only the sender finishes batches, one at a time.
 	codec *record.Codec
+	// budget bounds reserved, the bytes that open batches have room for: without
+	// it each of very many would hold a whole batch's worth for one record.
+	budget   int64
+	reserved atomic.Int64
 }
 
-func (p *builderPool) get() *record.Builder {
+// smallBuilder is how many bytes a builder may take without a reservation.
+const smallBuilder = 2 << 10
+
+// get returns a builder with room for about want bytes, or for as many as may be
+// reserved, and what was. That is to be released when the batch is complete.
+func (p *builderPool) get(want int) (b *record.Builder, reserved int64) {
 	if b, ok := p.pool.Get().(*record.Builder); ok {
-		return b
+		// It is there anyway, and leaves less to reserve for others.
+		reserved = int64(b.Cap())
+		p.reserved.Add(reserved)
+		return b, reserved
 	}
-	return record.NewBuilder(p.codec, record.Limits{MaxRecordBytes: record.MaxRecordSize, MaxRecords: maxBatchRecords})
+	b = record.NewBuilder(p.codec, record.Limits{MaxRecordBytes: record.MaxRecordSize, MaxRecords: maxBatchRecords})
+	if want > smallBuilder {
+		reserved = p.reserve(int64(want))
+		b.Grow(int(reserved))
+	}
+	return b, reserved
+}
+
+// reserve takes n bytes of the budget, or the part of it that one batch may have:
+// so the first ones get what they want, and a thousand share the rest.
+func (p *builderPool) reserve(n int64) int64 {
+	for {
+		used := p.reserved.Load()
+		n = min(n, max(p.budget-used, 0)/8)
+		if p.reserved.CompareAndSwap(used, used+n) {
+			return n
+		}
+	}
 }
 
 func (p *builderPool) put(b *record.Builder) {

@@ -81,9 +81,10 @@ type clientOptions struct {
 	timeout time.Duration // of one attempt to connect
 	routing Routing
 	hooks   Hooks
+	door    *door
 }
 
-// An Option changes how a Client connects.
+// An Option changes how a Client connects. A nil one changes nothing.
 type Option func(*clientOptions)
 
 // TLS makes the client connect with TLS; nil stands for the defaults of
@@ -133,19 +134,28 @@ func New(brokers []string, opts ...Option) (*Client, error) {
 	}
 	o := clientOptions{agent: "runnel-go", timeout: connectTimeout}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	if o.creds != nil && o.creds.RequireTransportSecurity() && o.tls == nil {
 		return nil, errors.New("a token is sent over TLS only: add client.TLS, or leave the token out")
+	}
+	if o.creds == bearer("") {
+		return nil, errors.New("Token(\"\"): want a token, or leave it out")
+	}
+	if o.timeout <= 0 {
+		return nil, fmt.Errorf("ConnectTimeout(%v): want more than 0", o.timeout)
 	}
 	if o.routing > Proxy {
 		return nil, fmt.Errorf("WithRouting(%d): want Direct or Proxy", o.routing)
 	}
 	pool := wire.NewPool()
 	c := &Client{brokers: addrs, opts: o, pool: pool, codec: wire.NewCodec(pool), direct: map[string]*directConn{}, users: map[place]int{}}
+	c.opts.door = &door{}
 	c.cluster = newCluster(c)
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.conn, c.seeds, err = newConn(addrs, o)
+	c.conn, c.seeds, err = newConn(addrs, c.opts)
 	if err != nil {
 		c.stop()
 		return nil, fmt.Errorf("connect to %s: %w", strings.Join(addrs, ","), err)
@@ -190,6 +200,8 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolve
 		grpc.WithDisableRetry(), // what may be sent again is for the producer to say
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
+		grpc.WithChainUnaryInterceptor(textual, o.door.unary),
+		grpc.WithStreamInterceptor(o.door.stream),
 	}
 	if o.dial != nil {
 		opts = append(opts, grpc.WithContextDialer(o.dial))
@@ -228,7 +240,8 @@ func (bearer) RequireTransportSecurity() bool { return true }
 func (c *Client) Brokers() []string { return append([]string(nil), c.brokers...) }
 
 // Close ends the client's connections. Producers and Readers of the client
-// must have been closed before: what they had under way fails.
+// must have been closed before: what they had under way fails, and they are of no
+// use any more.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	closed := c.closed

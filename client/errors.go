@@ -191,6 +191,9 @@ func Retriable(err error) bool {
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
 		return false
 	}
+	if u, ok := errors.AsType[*unreachableError](err); ok && u.distrust {
+		return false
+	}
 	if errors.Is(err, ErrUnreachable) || errors.Is(err, ErrBufferFull) {
 		return true
 	}
@@ -303,6 +306,9 @@ type unreachableError struct {
 	text string
 	// lost: there was a connection, and what was asked may have been done.
 	lost bool
+	// distrust: one of the two does not take the other's certificate, and never
+	// did.
+	distrust bool
 }
 
 func (e *unreachableError) Error() string {

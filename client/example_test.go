@@ -2,6 +2,8 @@ package client_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -388,4 +390,179 @@ func writeOrders(c *client.Client, n int) {
 			panic(err)
 		}
 	}
+}
+
+// Encrypted connections, with a bearer token for every call. The broker's name is
+// checked against its certificate, by its address or as ServerName says.
+func ExampleTLS() {
+	roots := x509.NewCertPool() // the authority that signed the brokers' certificates
+	c, err := client.New([]string{"broker-1.example:7420", "broker-2.example:7420"},
+		client.TLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}),
+		client.Token("a token from the authorization server"))
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	fmt.Println(c.Brokers())
+	// Output: [broker-1.example:7420 broker-2.example:7420]
+}
+
+// A token is not sent in the clear.
+func ExampleToken() {
+	_, err := client.New([]string{"127.0.0.1:7420"}, client.Token("secret"))
+	fmt.Println(err)
+	// Output: a token is sent over TLS only: add client.TLS, or leave the token out
+}
+
+// Through a port-forward or a load balancer the brokers' own addresses lead
+// nowhere: everything goes to the one that is given.
+func ExampleWithRouting() {
+	brokers, stop := exampleCluster()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.New(brokers, client.WithRouting(client.Proxy), client.ConnectTimeout(2*time.Second), client.UserAgent("shop/1.4"))
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	fmt.Println("alive:", c.Ping(ctx) == nil)
+	// Output: alive: true
+}
+
+// By default a record with a key goes where Kafka's Java client would put it. A
+// partitioner of one's own sees the whole record.
+func ExamplePartitionBy() {
+	brokers, stop := exampleCluster()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.New(brokers)
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	if _, err := c.NewAdmin().CreateTopics(ctx, []client.NewTopic{{Name: "by-country", Partitions: 2}}); err != nil {
+		panic(err)
+	}
+	byCountry, err := c.NewProducer(client.PartitionBy(func(r *client.Record, n int32) int32 {
+		if len(r.Headers) > 0 && string(r.Headers[0].Value) == "ch" {
+			return n - 1
+		}
+		return 0
+	}))
+	if err != nil {
+		panic(err)
+	}
+	defer byCountry.Close(ctx)
+	manual, err := c.NewProducer(client.PartitionBy(client.Manual))
+	if err != nil {
+		panic(err)
+	}
+	defer manual.Close(ctx)
+	country := []client.Header{{Key: "country", Value: []byte("ch")}}
+	a, err := byCountry.ProduceSync(ctx, client.Record{Topic: "by-country", Value: []byte("one"), Headers: country})
+	if err != nil {
+		panic(err)
+	}
+	b, err := manual.ProduceSync(ctx, client.Record{Topic: "by-country", Partition: 0, Value: []byte("two")})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(a[0].Partition, b[0].Partition)
+	// Output: 1 0
+}
+
+// Where memory counts more than waiting: a bound, and an error when it is used up.
+func ExampleFailWhenFull() {
+	brokers, stop := exampleCluster()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.New(brokers)
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	p, err := c.NewProducer(client.MaxBufferedBytes(64<<10), client.FailWhenFull(), client.Linger(time.Second), client.BatchBytes(1<<20))
+	if err != nil {
+		panic(err)
+	}
+	var full bool
+	for range 100 {
+		p.Produce(ctx, client.Record{Topic: "orders", Value: make([]byte, 1<<10)}, func(r client.Result) {
+			if errors.Is(r.Err, client.ErrBufferFull) {
+				full = true // it was not taken: slow down, and try again
+			}
+		})
+	}
+	if err := p.Close(ctx); err != nil {
+		panic(err)
+	}
+	fmt.Println("full:", full)
+	// Output: full: true
+}
+
+// Where a reader stands is the program's to keep: with what it made of the
+// records, for example, so that both are stored or neither.
+func ExampleReader_Position() {
+	brokers, stop := exampleCluster()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.New(brokers)
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	writeOrders(c, 5)
+	read := func(from client.Start, n int) (next int64) {
+		r, err := c.NewReader()
+		if err != nil {
+			panic(err)
+		}
+		defer r.Close()
+		if err := r.Assign(ctx, client.Assignment{Topic: "orders", Start: from, AtEnd: true}); err != nil {
+			panic(err)
+		}
+		for rec, err := range r.Records(ctx) {
+			if err != nil {
+				panic(err)
+			}
+			fmt.Printf("%s\n", rec.Value)
+			if n--; n == 0 {
+				break
+			}
+		}
+		next, _ = r.Position("orders", 0)
+		return next
+	}
+	kept := read(client.Earliest(), 2)
+	read(client.AtOffset(kept), 10)
+	// Output:
+	// order 0
+	// order 1
+	// order 2
+	// order 3
+	// order 4
+}
+
+// What is left of records that a program could not write: those that failed for
+// certain are safe to write again, of the others nobody can say.
+func ExampleRetriable() {
+	brokers, stop := exampleCluster()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.New(brokers)
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	p, err := c.NewProducer()
+	if err != nil {
+		panic(err)
+	}
+	defer p.Close(ctx)
+	_, err = p.ProduceSync(ctx, client.Record{Topic: "orders", Value: make([]byte, 2<<20)})
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		most, _ := e.Int("maxBytes")
+		fmt.Println(e.Reason, most, client.Retriable(err), errors.Is(err, client.ErrOutcomeUnknown))
+	}
+	// Output: RECORD_TOO_LARGE 1048576 false false
 }

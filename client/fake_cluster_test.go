@@ -66,9 +66,9 @@ func newFakeCluster(t *testing.T, nodes int, topics map[string]int) *fakeBroker 
 	return f
 }
 
-func (f *fakeBroker) addNode(t *testing.T, addr string, knows bool) {
-	t.Helper()
-	t.Cleanup(f.startNode(addr, bufconn.Listen(1<<20), knows))
+func (f *fakeBroker) addNode(tb testing.TB, addr string, knows bool) {
+	tb.Helper()
+	tb.Cleanup(f.startNode(addr, bufconn.Listen(1<<20), knows))
 }
 
 // startNode serves a node at lis, and returns what ends it. With knows it can

@@ -36,7 +36,9 @@ type fakeBroker struct {
 	topics map[string]*fakeTopic
 	ids    int64               // producer ids given
 	noIDs  *runnelv1.ItemError // why none is
-	calls  int                 // produce requests with a batch
+	// silentOn is a topic that is not described.
+	silentOn string
+	calls    int // produce requests with a batch
 	// onProduce decides about the nth request, from 1; nil: all is taken.
 	onProduce func(n int, req *runnelv1.ProduceRequest) action
 	// onFetch may end a stream after so many responses; nil: never.
@@ -74,11 +76,12 @@ type fakePartition struct {
 
 // An action is what to do with a produce request.
 type action struct {
-	err    *runnelv1.ItemError // answer this
-	also   *runnelv1.ItemError // store, and answer this
-	drop   bool                // store, do not answer
-	ignore bool                // neither store nor answer
-	kill   error               // end the stream with this, without storing
+	err     *runnelv1.ItemError // answer this
+	also    *runnelv1.ItemError // store, and answer this
+	drop    bool                // store, do not answer
+	ignore  bool                // neither store nor answer
+	discard bool                // do not store, and answer as if
+	kill    error               // end the stream with this, without storing
 	// dropKill ends the stream with this, after storing.
 	dropKill error
 	final    bool          // say goodbye first: nothing of this was read
@@ -87,10 +90,10 @@ type action struct {
 }
 
 // newFake starts a broker that knows nothing of others.
-func newFake(t *testing.T, topics map[string]int) *fakeBroker {
-	t.Helper()
+func newFake(tb testing.TB, topics map[string]int) *fakeBroker {
+	tb.Helper()
 	f := emptyFake()
-	f.addNode(t, "broker:7420", false)
+	f.addNode(tb, "broker:7420", false)
 	for name, n := range topics {
 		f.create(name, n)
 	}
@@ -114,14 +117,14 @@ func (f *fakeBroker) create(name string, n int) {
 	f.topics[name] = t
 }
 
-func (f *fakeBroker) client(t *testing.T, opts ...client.Option) *client.Client {
-	t.Helper()
+func (f *fakeBroker) client(tb testing.TB, opts ...client.Option) *client.Client {
+	tb.Helper()
 	opts = append([]client.Option{client.Dialer(f.dial)}, opts...)
 	c, err := client.New([]string{f.nodes[0].addr}, opts...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() })
+	tb.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -158,9 +161,15 @@ func (f *fakeBroker) partition(topic, id string, n int32) (*fakeTopic, *fakePart
 	return t, t.parts[n], nil
 }
 
-func (f *fakeBroker) DescribeTopics(_ context.Context, req *runnelv1.DescribeTopicsRequest) (*runnelv1.DescribeTopicsResponse, error) {
+func (f *fakeBroker) DescribeTopics(ctx context.Context, req *runnelv1.DescribeTopicsRequest) (*runnelv1.DescribeTopicsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.silentOn != "" && req.GetTopics()[0].GetName() == f.silentOn {
+		f.mu.Unlock()
+		<-ctx.Done()
+		f.mu.Lock()
+		return nil, ctx.Err()
+	}
 	resp := &runnelv1.DescribeTopicsResponse{}
 	for _, r := range req.GetTopics() {
 		t := f.topics[r.GetName()]
@@ -265,7 +274,9 @@ func (d *fakeNode) Produce(s grpc.BidiStreamingServer[runnelv1.ProduceRequest, r
 			continue
 		}
 		resp := &runnelv1.ProduceResponse{RequestId: req.GetRequestId(), Error: a.err}
-		if a.err == nil {
+		if a.discard {
+			resp.BaseOffset, resp.Partition = new(int64), req.Partition
+		} else if a.err == nil {
 			resp.BaseOffset, resp.Duplicate, resp.Error = d.store(req)
 			resp.Partition = req.Partition
 		}

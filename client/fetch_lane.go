@@ -179,7 +179,7 @@ func (a *assigned) wanted() bool { return !a.paused && !a.ended }
 // leader that cannot be reached is read through another broker.
 func (l *fetchLane) failed(err error) bool {
 	l.r.c.opts.hooks.broken(l.place, err)
-	fatal := refusesStream(err) || hasCode(err, codes.InvalidArgument)
+	fatal := errors.Is(err, ErrClosed) || refusesStream(err) || hasCode(err, codes.InvalidArgument)
 	if l.place != viaSeed && !fatal {
 		l.r.c.shun(l.place, err)
 		poke(l.r.wake)

@@ -274,6 +274,9 @@ func (r *Reader) take(l *fetchLane, buf *[]byte, f wire.FetchedBatches) {
 		return
 	}
 	a.attempts, a.failing = 0, time.Time{}
+	if a.id == "" { // from here on it is this topic, and no other of its name
+		a.id = string(f.TopicID)
+	}
 	b.from, b.stop = a.next, a.stop
 	if a.next == noOffset {
 		// It asked for what there is from the beginning on, which may be inside

@@ -143,6 +143,7 @@ func (g *Group) take(ctx context.Context, whole bool) (*Batch, error) {
 			return nil, err
 		}
 		b, err := g.r.Poll(ctx)
+		g.pass()
 		switch {
 		case errors.Is(err, errNews):
 			continue
@@ -276,6 +277,11 @@ func (g *Group) close(leave bool) error {
 	}
 	g.stop()
 	g.workers.Wait()
+	g.mu.Lock()
+	// What is in hand is the caller's alone from here on.
+	g.rest = nil
+	g.emptyLocked()
+	g.mu.Unlock()
 	return errors.Join(err, g.r.Close())
 }
 

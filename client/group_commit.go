@@ -60,6 +60,8 @@ type commitWaiter struct {
 
 // Commit commits that recs, and all records before them in their partitions, are
 // processed; without any, what is processed now. It returns when that is durable.
+// A record before one that was committed takes nothing back: for that there is
+// [Group.CommitOffsets].
 //
 // A record of a partition that is not this member's any more, or was lost meanwhile,
 // is [ErrStaleAssignment]; [ErrUnknownMember] and [ErrFencedMember] are about the
@@ -93,11 +95,12 @@ func (g *Group) CommitAsync(recs []Record, done func(error)) {
 		if !ok {
 			at = len(cs)
 			ends[p] = at
-			cs = append(cs, queuedCommit{part: p, offset: noOffset})
+			cs = append(cs, queuedCommit{})
 		}
-		if c := &cs[at]; r.Offset >= c.offset {
-			c.offset, c.epoch = r.Offset+1, r.LeaderEpoch
+		if r.Offset+1 > p.said.offset { // else that was said with a later record
+			p.said = queuedCommit{part: p, offset: r.Offset + 1, epoch: r.LeaderEpoch}
 		}
+		cs[at] = p.said
 		if r.Offset+1 > p.done { // as said; what is committed by itself goes on from there
 			p.done, p.doneEpoch = r.Offset+1, r.LeaderEpoch
 		}
@@ -120,11 +123,16 @@ func (g *Group) CommitOffsets(ctx context.Context, offsets ...OffsetCommit) erro
 				err = errors.Join(err, fmt.Errorf("commit: %w", notOwned(o.Topic, o.Partition)))
 				continue
 			}
+			if bad := checkText("the metadata", o.Metadata); bad != nil {
+				err = errors.Join(err, fmt.Errorf("commit %s/%d: %w", o.Topic, o.Partition, bad))
+				continue
+			}
 			epoch := o.LeaderEpoch
 			if epoch <= 0 {
 				epoch = noOffset
 			}
-			cs = append(cs, queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata})
+			p.said = queuedCommit{part: p, offset: o.Offset, epoch: epoch, metadata: o.Metadata}
+			cs = append(cs, p.said)
 			p.done, p.doneEpoch = o.Offset, epoch
 		}
 		g.enqueueLocked(cs, err, done)
@@ -161,7 +169,7 @@ func (g *Group) enqueueLocked(cs []queuedCommit, err error, done func(error)) {
 	}
 	switch {
 	case g.ended:
-		err = errors.Join(err, ErrClosed)
+		err = errors.Join(err, errGroupClosed)
 		cs = nil
 	case g.err != nil:
 		err = errors.Join(err, g.err)

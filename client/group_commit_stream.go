@@ -94,7 +94,7 @@ func (g *Group) commitLoop(ctx context.Context) {
 			m.look(now)
 		case <-ctx.Done():
 			m.close()
-			g.give(ErrClosed)
+			g.give(errGroupClosed)
 			return
 		}
 	}

@@ -100,3 +100,43 @@ func ExampleGroup_Run() {
 	// try order 1
 	// try order 2
 }
+
+// Commits by hand: what the program has made durable itself, and no more.
+func ExampleGroup_Poll() {
+	brokers, stop := exampleGroups()
+	defer stop()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c, err := client.New(brokers)
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	writeOrders(c, 3)
+
+	g, err := c.NewGroup("billing", client.Topics("orders"), client.ManualCommit())
+	if err != nil {
+		panic(err)
+	}
+	defer g.Close()
+	for n := 0; n < 3; {
+		b, err := g.Poll(ctx)
+		if err != nil {
+			panic(err)
+		}
+		for rec := range b.All() {
+			fmt.Printf("%d: %s\n", rec.Offset, rec.Value)
+			n++
+		}
+		if err := b.Err(); err != nil {
+			panic(err)
+		}
+		if err := g.Commit(ctx); err != nil {
+			panic(err)
+		}
+	}
+	// Output:
+	// 0: order 0
+	// 1: order 1
+	// 2: order 2
+}

@@ -135,11 +135,17 @@ func Reading(opts ...ReaderOption) GroupOption {
 func newGroupOptions(name string, opts []GroupOption) (groupOptions, error) {
 	o := groupOptions{interval: defaultCommitInterval, noCommit: ResetEarliest}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	var errs []error
 	if name == "" {
 		errs = append(errs, errors.New("the group has no name"))
+	}
+	errs = append(errs, checkText("the group's name", name), checkText("InstanceID", o.instance), checkText("Rack", o.rack))
+	for _, t := range o.topics {
+		errs = append(errs, checkTopic(t))
 	}
 	if len(o.topics) == 0 && o.pattern == "" {
 		errs = append(errs, errors.New("nothing to read: add client.Topics or client.TopicPattern"))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -25,6 +26,7 @@ type groupPart struct {
 	// doneEpoch is the leader epoch of the record before done.
 	doneEpoch int64
 	committed int64
+	said      queuedCommit // by the program, the furthest
 	// revoked is closed when it is to be given up, or lost; gone, when it is
 	// not owned any more.
 	revoked, gone chan struct{}
@@ -35,7 +37,10 @@ type groupPart struct {
 // beginLocked takes note of where reading begins, which is processed up to there.
 func (p *groupPart) beginLocked(at int64) {
 	p.first, p.handed, p.done, p.doneEpoch, p.committed = at, at, at, noOffset, noOffset
+	p.said = queuedCommit{part: p, offset: at, epoch: noOffset}
 }
+
+var errGroupClosed = fmt.Errorf("the group is %w", ErrClosed)
 
 // A groupHand is what the program has in hand.
 type groupHand struct {
@@ -75,7 +80,7 @@ func (g *Group) resume(whole bool) (*Batch, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return nil, ErrClosed
+		return nil, errGroupClosed
 	}
 	if !g.begun {
 		g.begun = true
@@ -97,7 +102,7 @@ func (g *Group) trouble() error {
 	defer g.mu.Unlock()
 	switch {
 	case g.closed:
-		return ErrClosed
+		return errGroupClosed
 	case g.err != nil:
 		return g.err
 	case len(g.errs) > 0:
@@ -206,7 +211,9 @@ func (g *Group) layDown(b *Batch) {
 func (g *Group) leaveAt(b *Batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.rest = b
+	if !g.closed {
+		g.rest = b
+	}
 }
 
 // finish counts a batch that was walked through as processed.
@@ -224,6 +231,34 @@ func (g *Group) finish(b *Batch) {
 		}
 	}
 	g.settleLocked()
+}
+
+// A passage is a move of a Reader's position over offsets that have no records.
+type passage struct {
+	a              *assigned
+	tag            uint64
+	logStart, next int64
+}
+
+// pass counts offsets without records as processed. All that came before them was
+// handed out, and is settled.
+func (g *Group) pass() {
+	g.r.mu.Lock()
+	ps := g.r.passed
+	g.r.passed = nil
+	g.r.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, x := range ps {
+		p := g.parts[x.a.partitionKey]
+		if p == nil || p.giving || p.moving || x.tag != x.a.tag.Load() || !g.aliveLocked() {
+			continue
+		}
+		// Where nothing was committed, nothing is as long as there is nothing.
+		if x.next > max(p.done, x.logStart) {
+			p.done, p.doneEpoch = x.next, noOffset
+		}
+	}
 }
 
 // passing reports whether an error of reading is one that the group gets over

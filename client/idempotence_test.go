@@ -101,7 +101,7 @@ func TestProducer_retriesStoreNothingTwice(t *testing.T) {
 func TestProducer_failedBatchLeavesNoGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
-		f.onProduce = refuse(runnelv1.ErrorReason_ERROR_REASON_INVALID_TIMESTAMP, codes.InvalidArgument, 2, 9)
+		f.onProduce = refuse(runnelv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH, codes.InvalidArgument, 2, 9)
 		p := producer(t, f.client(t), client.BatchBytes(1<<10))
 		y := newTally()
 		send(t, p, y, 0, 2000)

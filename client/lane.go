@@ -150,6 +150,10 @@ func (l *lane) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			failures++
 			l.fails(err)
+			if errors.Is(err, ErrClosed) { // the client is: nothing will ever be sent
+				l.p.eachPartition(func(pt *partition) { pt.abandon(errClientClosed, errClientGone) })
+				return
+			}
 			l.p.c.opts.hooks.broken(l.place, err)
 			wait = max(wait, backoffFor(failures))
 			if l.place != viaSeed {

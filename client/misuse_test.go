@@ -202,3 +202,72 @@ func TestProducer_enormousDeliveryTimeout(t *testing.T) {
 		})
 	}
 }
+
+// A client that is closed too early is no riddle: everything that hangs on it says
+// so at once.
+func TestClient_closedTooEarly(t *testing.T) {
+	for name, opts := range map[string][]client.ProducerOption{"numbers": nil, "no numbers": {client.WithoutIdempotence()}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeCluster(t, 2, map[string]int{"t": 2})
+				c := f.client(t)
+				p, r := producer(t, c, append(opts, client.PartitionBy(client.Manual))...), newReader(t, c)
+				assign(t, r, client.Assignment{Topic: "t", Partition: client.AnyPartition})
+				y := newTally()
+				write := func(from, to int) {
+					for i := from; i < to; i++ {
+						p.Produce(t.Context(), client.Record{Topic: "t", Partition: int32(i % 2)}, y.done(itoa(i)))
+					}
+				}
+				write(0, 2)
+				flush(t, p)
+				read(t, r, 2)
+				f.locked(func() { f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{ignore: true} } })
+				write(2, 4)
+				synctest.Wait()
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+				begun := time.Now()
+				write(4, 6)
+				flush(t, p)
+				y.check(t, 2, 2, 2)
+				if err := y.of("4").Err; !errors.Is(err, client.ErrClosed) {
+					t.Errorf("%v, want ErrClosed", err)
+				}
+				var last error
+				for _, err := range r.Records(t.Context()) {
+					last = err
+				}
+				if !errors.Is(last, client.ErrClosed) {
+					t.Errorf("read: %v, want ErrClosed", last)
+				}
+				if took := time.Since(begun); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}
+
+func TestNew_misuse(t *testing.T) {
+	for name, opt := range map[string]client.Option{
+		"no token": client.Token(""),
+		"no time":  client.ConnectTimeout(-1),
+	} {
+		if _, err := client.New([]string{"broker:7420"}, client.TLS(nil), opt); err == nil || !strings.Contains(err.Error(), "want") {
+			t.Errorf("%s: %v, want an error that says what to do", name, err)
+		}
+	}
+	c, err := client.New([]string{"broker:7420"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.NewProducer(nil); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.NewReader(nil); err != nil {
+		t.Error(err)
+	}
+}

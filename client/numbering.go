@@ -83,7 +83,7 @@ func (pt *partition) judgeNumbered(b *batch, v verdict, out []settled) []settled
 		// If there is none, renumberLocked sees to it.
 		b.inDoubt = doubt
 		pt.refuseLocked(b, v)
-	case v.split && len(b.entries) > 1 && !b.inDoubt:
+	case v.split && b.mayBeCut(v.err) && !b.inDoubt:
 		pt.refuseLocked(b, v)
 	default:
 		if b.inDoubt {

@@ -46,7 +46,7 @@ type partition struct {
 	num       numbering
 	// trouble is why a batch was refused last, nil once one was taken again.
 	trouble error
-	closed  bool // takes no records any more
+	closed  error // why it takes no records any more
 }
 
 // add puts a record of size bytes into the open batch, and reports whether the
@@ -59,8 +59,8 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, du
 	}
 	pt.mu.Lock()
 	defer pt.mu.Unlock()
-	if pt.closed {
-		return false, errProducerClosed
+	if pt.closed != nil {
+		return false, pt.closed
 	}
 	pt.headers = pt.headers[:0]
 	for _, h := range r.Headers {
@@ -102,10 +102,10 @@ func (pt *partition) add(r *Record, size, maxRecord int, e entry, cost int64, du
 
 func (pt *partition) newBatch(now, due time.Time, gen *generation) *batch {
 	b := &batch{
-		part: pt, builder: pt.p.builders.get(), entries: pt.p.entries.get(),
+		part: pt, entries: pt.p.entries.get(),
 		gen: pt.p.join(gen), opened: now, due: due, seq: notNumbered,
 	}
-	b.builder.Grow(pt.usual)
+	b.builder, b.reserved = pt.p.builders.get(pt.usual)
 	b.expiry = time.AfterFunc(due.Sub(now), func() { pt.expire(b) })
 	if pt.p.o.linger > 0 {
 		b.linger = time.AfterFunc(pt.p.o.linger, pt.wake)
@@ -127,6 +127,7 @@ func (pt *partition) sealLocked() {
 		return
 	}
 	pt.usual = pt.open.size()
+	pt.open.complete(&pt.p.builders)
 	pt.open.stage = stageQueued
 	pt.queue = append(pt.queue, pt.open)
 	pt.open = nil
@@ -215,24 +216,25 @@ func (pt *partition) forgetLocked(b *batch) {
 	b.drop(&pt.p.builders)
 }
 
-// abandon settles all that has no outcome when the producer is closed. Nothing
-// is in flight any more.
-func (pt *partition) abandon() {
+// abandon settles all that has no outcome when the producer, or the client under
+// it, is closed: with closed what is certainly not stored, and with unanswered
+// what may be. Nothing is in flight any more.
+func (pt *partition) abandon(closed, unanswered error) {
 	var (
 		out   []settled
 		first error // of what stood in the way, for those behind, too
 	)
 	pt.mu.Lock()
-	pt.closed = true
+	pt.closed = closed
 	pt.sealLocked()
 	for _, b := range append(pt.refused, pt.queue...) {
 		cause := telling(first, b.lastErr)
 		if first == nil {
 			first = cause
 		}
-		why := certain(closedBecause(errProducerClosed, cause))
+		why := certain(closedBecause(closed, cause))
 		if b.inDoubt {
-			why = unknown(closedBecause(errUnanswered, cause))
+			why = unknown(closedBecause(unanswered, cause))
 		}
 		out = pt.settleLocked(b, verdict{err: why, base: -1}, out)
 	}
@@ -247,6 +249,7 @@ func (pt *partition) abandon() {
 var (
 	errProducerClosed = fmt.Errorf("the producer is %w", ErrClosed)
 	errUnanswered     = fmt.Errorf("the producer was %w before the answer", ErrClosed)
+	errClientGone     = fmt.Errorf("the client was %w before the answer", ErrClosed)
 )
 
 // closedBecause says of a record that it was lost by closing, and what stood in

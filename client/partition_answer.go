@@ -3,6 +3,7 @@ package client
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -63,7 +64,7 @@ func (pt *partition) judgeOnce(b *batch, v verdict, out []settled) []settled {
 	switch {
 	case b.stage == stageSettled: // its time was up before
 		b.drop(&pt.p.builders)
-	case v.again || v.split && len(b.entries) > 1:
+	case v.again || v.split && b.mayBeCut(v.err):
 		pt.proven = 0
 		pt.refuseLocked(b, v)
 	default:
@@ -76,17 +77,23 @@ func (pt *partition) judgeOnce(b *batch, v verdict, out []settled) []settled {
 func (pt *partition) refuseLocked(b *batch, v verdict) {
 	b.stage, b.lastErr = stageQueued, telling(b.lastErr, bare(v.err))
 	pt.trouble = telling(pt.trouble, b.lastErr)
-	b.misplaced, b.tooLarge = v.outOfOrder, v.split
+	b.misplaced, b.cut = v.outOfOrder, v.split
 	b.attempts++
 	b.retries++
 	pt.refused = append(pt.refused, b)
 	switch {
 	case v.split:
 		b.attempts = 0
-	case v.moved, v.outOfOrder && b.attempts == 1: // at once
+	case v.moved, v.outOfOrder && (b.attempts == 1 || pt.mendingLocked()): // at once
 	default:
 		pt.pauseLocked(b, v.pause)
 	}
+}
+
+// mendingLocked reports whether it is known why a number is not the next one: an
+// earlier batch is gone, or will come in parts.
+func (pt *partition) mendingLocked() bool {
+	return pt.num.gap || slices.ContainsFunc(pt.refused, func(b *batch) bool { return b.cut })
 }
 
 // settleLocked ends b.
@@ -111,7 +118,7 @@ func (pt *partition) overtakenLocked(out []settled) []settled {
 }
 
 // requeueLocked puts what was refused back at the head of the queue, in order.
-// What was too large goes in parts. Nothing is in flight.
+// What was too large, or has a bad record in it, goes in parts. Nothing is in flight.
 func (pt *partition) requeueLocked(out []settled) []settled {
 	if pt.p.o.idempotent {
 		out = pt.renumberLocked(out)
@@ -124,7 +131,7 @@ func (pt *partition) requeueLocked(out []settled) []settled {
 		if b.stage == stageSettled {
 			continue
 		}
-		if !b.tooLarge {
+		if !b.cut {
 			head = append(head, b)
 			continue
 		}
@@ -174,7 +181,7 @@ func (pt *partition) returned(bs []*batch, why error) {
 			b.drop(&pt.p.builders)
 			continue
 		}
-		b.stage, b.misplaced, b.tooLarge = stageQueued, false, false
+		b.stage, b.misplaced, b.cut = stageQueued, false, false
 		if why != nil {
 			b.lastErr = why
 		}

@@ -63,7 +63,7 @@ func (c *Client) NewProducer(opts ...ProducerOption) (*Producer, error) {
 	p := &Producer{
 		c: c, o: o,
 		memory:   newMemory(o.buffered),
-		builders: builderPool{codec: record.NewCodec()},
+		builders: builderPool{codec: record.NewCodec(), budget: o.buffered / 4},
 		outcomes: outcomes{wake: make(chan struct{}, 1)},
 		lanes:    map[place]*lane{},
 		closing:  make(chan struct{}),
@@ -281,6 +281,7 @@ func (p *Producer) route(r *Record, e entry, cost int64, now time.Time, urgent b
 // place puts a record that was held into its partition.
 func (p *Producer) place(t *topic, v *topicView, h *heldRecord) {
 	_ = p.put(t, v, &h.r, h.e, h.cost, h.due, true, h.gen) // told to its callback
+	h.r = Record{}
 	p.leave(h.gen)
 }
 
@@ -454,7 +455,7 @@ func (p *Producer) Close(ctx context.Context) error {
 		v.(*topic).abandon(p) //nolint:errcheck,forcetypeassert // nothing else is in there
 		return true
 	})
-	p.eachPartition((*partition).abandon)
+	p.eachPartition(func(pt *partition) { pt.abandon(errProducerClosed, errUnanswered) })
 	if was == producerNew {
 		p.caller.Go(func() { p.outcomes.run(p.settled) })
 	}

@@ -91,7 +91,7 @@ type producerOptions struct {
 	intercept   []Interceptor
 }
 
-// A ProducerOption changes how a Producer works.
+// A ProducerOption changes how a Producer works. A nil one changes nothing.
 type ProducerOption func(*producerOptions)
 
 // RequireAcks sets the level of acknowledgement; [AcksAll] by default.
@@ -170,7 +170,9 @@ func newProducerOptions(opts []ProducerOption) (producerOptions, error) {
 		idempotent: true,
 	}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	o.idempotent = o.idempotent && o.acks != AcksNone
 	var errs []error

@@ -84,13 +84,13 @@ func (y *tally) errs(n int) (es []error) {
 	return es
 }
 
-func producer(t *testing.T, c *client.Client, opts ...client.ProducerOption) *client.Producer {
-	t.Helper()
+func producer(tb testing.TB, c *client.Client, opts ...client.ProducerOption) *client.Producer {
+	tb.Helper()
 	p, err := c.NewProducer(opts...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		_ = p.Close(ctx)
@@ -310,7 +310,7 @@ func TestProducer_learnsTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 1})
 		f.maxBatch = 1 << 20
-		p := producer(t, f.client(t), client.BatchBytes(3<<20))
+		p := producer(t, f.client(t), client.BatchBytes(3<<20), client.Linger(time.Minute)) // so that batches are full
 		y := newTally()
 		pad := make([]byte, 500)
 		for i := range 10000 {
@@ -324,6 +324,9 @@ func TestProducer_learnsTheLimit(t *testing.T) {
 			t.Errorf("%d requests for 5 MB in batches of 1 MiB", f.calls)
 		}
 		before := f.tooLarge
+		if before == 0 {
+			t.Error("the limit was never met, so this shows nothing")
+		}
 		for i := range 10000 {
 			p.Produce(t.Context(), client.Record{Topic: "t", Key: pad, Value: []byte(itoa(i))}, nil)
 		}

@@ -42,6 +42,7 @@ type Reader struct {
 	queue   []*Batch
 	arrived chan struct{} // closed and replaced when queue, parts or err change
 	current *Batch        // the batch last returned; its buffers are in use
+	passed  []passage     // for the group
 	resume  bool          // Records was left in the middle of current
 	begun   bool
 	closed  bool
@@ -401,6 +402,9 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		}
 		b.a.pos = b.next
 		if b.fetched.Batches == 0 { // it only moves the position
+			if r.news != nil {
+				r.passed = append(r.passed, passage{b.a, b.tag, b.fetched.LogStart, b.next})
+			}
 			r.releaseLocked(b)
 			continue
 		}
@@ -412,6 +416,8 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		return nil, errReaderClosed
 	case r.err != nil:
 		return nil, r.err
+	case len(r.passed) > 0:
+		return nil, errNews
 	case r.doneLocked():
 		return nil, io.EOF
 	}
@@ -457,7 +463,7 @@ func (r *Reader) Records(ctx context.Context) iter.Seq2[Record, error] {
 // walk yields the records of b that were not yet; false when the loop was left.
 func (r *Reader) walk(b *Batch, yield func(Record, error) bool) bool {
 	r.mu.Lock()
-	r.resume = true
+	r.resume = r.current == b // not after Close
 	r.mu.Unlock()
 	for b.Next() {
 		if !yield(b.rec, nil) {
@@ -488,7 +494,11 @@ func (r *Reader) Close() error {
 	for _, b := range r.queue {
 		r.releaseLocked(b)
 	}
-	r.queue, r.resume = nil, false
+	if r.resume { // where a loop was left, or is
+		r.current.a.pos = r.current.pos.Load()
+	}
+	// The batch in hand is the caller's alone from here on.
+	r.queue, r.current, r.resume = nil, nil, false
 	r.changedLocked()
 	r.mu.Unlock()
 	r.stop()

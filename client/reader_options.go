@@ -40,7 +40,7 @@ type readerOptions struct {
 	retryTimeout time.Duration
 }
 
-// A ReaderOption changes how a Reader works.
+// A ReaderOption changes how a Reader works. A nil one changes nothing.
 type ReaderOption func(*readerOptions)
 
 // Prefetch bounds the bytes of records that were received and not yet read; 8
@@ -69,7 +69,9 @@ func RetryTimeout(d time.Duration) ReaderOption {
 func newReaderOptions(opts []ReaderOption) (readerOptions, error) {
 	o := readerOptions{prefetch: defaultPrefetch, isolation: runnelv1.Isolation_ISOLATION_READ_COMMITTED}
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	var errs []error
 	if o.prefetch < minPrefetch || o.prefetch > maxPrefetch {

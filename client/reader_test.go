@@ -19,45 +19,45 @@ import (
 )
 
 // fill stores the numbers [0, n) in partition p of a topic, in batches of per.
-func (f *fakeBroker) fill(t *testing.T, topic string, p int32, n, per int, c record.Compression) {
-	t.Helper()
+func (f *fakeBroker) fill(tb testing.TB, topic string, p int32, n, per int, c record.Compression) {
+	tb.Helper()
 	b := record.NewBuilder(record.NewCodec(), record.Limits{})
 	for i := 0; i < n; {
 		b.Reset()
 		for j := 0; j < per && i < n; j++ {
 			if err := b.Add([]byte(itoa(i)), []byte("value "+itoa(i)), []record.HeaderKV{{Key: "n", Value: []byte(itoa(i))}}, int64(1000+i)); err != nil {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
 			i++
 		}
 		batch, err := b.Finish(c, 0)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		msg := &runnelv1.RecordBatch{}
 		if err := proto.Unmarshal(batch.AppendMessage(nil), msg); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if _, _, ierr := f.nodes[0].store(&runnelv1.ProduceRequest{Topic: topic, Partition: &p, Batch: msg}); ierr != nil {
-			t.Fatal(ierr)
+			tb.Fatal(ierr)
 		}
 	}
 }
 
-func newReader(t *testing.T, c *client.Client, opts ...client.ReaderOption) *client.Reader {
-	t.Helper()
+func newReader(tb testing.TB, c *client.Client, opts ...client.ReaderOption) *client.Reader {
+	tb.Helper()
 	r, err := c.NewReader(opts...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.Close() })
+	tb.Cleanup(func() { _ = r.Close() })
 	return r
 }
 
-func assign(t *testing.T, r *client.Reader, as ...client.Assignment) {
-	t.Helper()
-	if err := r.Assign(t.Context(), as...); err != nil {
-		t.Fatal(err)
+func assign(tb testing.TB, r *client.Reader, as ...client.Assignment) {
+	tb.Helper()
+	if err := r.Assign(tb.Context(), as...); err != nil {
+		tb.Fatal(err)
 	}
 }
 

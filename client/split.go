@@ -7,19 +7,31 @@ import (
 	"github.com/runnelmq/runnel/internal/record"
 )
 
-// split cuts a batch that was refused as too large into parts that are smaller
-// in any case: at most as large as the broker said it takes, and at most half.
-// A record that is alone in its part is refused for good when it comes back.
-// The caller holds the partition's mu.
+// maxCuts bounds how often a batch is sent in smaller and smaller parts to find
+// its bad records. It is enough for several among many; where all are bad, the
+// rest fails together.
+const maxCuts = 64
+
+// mayBeCut reports whether what is wrong with b may be wrong with a part of it.
+func (b *batch) mayBeCut(err error) bool {
+	return len(b.entries) > 1 && (errors.Is(err, ErrRecordTooLarge) || b.cuts == nil || *b.cuts > 0)
+}
+
+// split cuts a batch that was refused into parts that are smaller in any case.
+// One that was too large: at most as large as the broker said it takes, and at
+// most half. One with a bad record in it: into halves. A record that is alone in
+// its part is refused for good when it comes back. The caller holds the
+// partition's mu.
 func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
-	limit := b.sized / 2
-	if e, ok := errors.AsType[*Error](b.lastErr); ok {
-		if n, ok := e.Int("maxBytes"); ok && n > 0 && n < int64(limit) {
-			limit = int(n)
+	limit, most := b.sized/2, len(b.entries)
+	if errors.Is(b.lastErr, ErrRecordTooLarge) {
+		limit = b.learn(limit)
+	} else {
+		limit, most = b.sized, (most+1)/2
+		if b.cuts == nil {
+			b.cuts = new(maxCuts)
 		}
-	}
-	if old := b.part.topic.largest.Load(); old == 0 || int64(limit) < old {
-		b.part.topic.largest.Store(int64(max(limit, minBatchBytes)))
+		*b.cuts--
 	}
 	it := p.reopen(b)
 	costLeft := b.cost
@@ -34,7 +46,7 @@ func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
 				}
 				parts = append(parts, part)
 			}
-			if part.builder.Count() > 0 && part.builder.Size()+roomFor(storedSize(&r)) > limit {
+			if n := part.builder.Count(); n == most || n > 0 && part.builder.Size()+roomFor(storedSize(&r)) > limit {
 				part = nil
 				continue
 			}
@@ -59,6 +71,20 @@ func (p *Producer) split(b *batch) (parts []*batch, failed *settled) {
 	return parts, &s
 }
 
+// learn returns how large the parts of a batch may be that was too large, at most
+// limit, and remembers it for later ones.
+func (b *batch) learn(limit int) int {
+	if e, ok := errors.AsType[*Error](b.lastErr); ok {
+		if n, ok := e.Int("maxBytes"); ok && n > 0 && n < int64(limit) {
+			limit = int(n)
+		}
+	}
+	if old := b.part.topic.largest.Load(); old == 0 || int64(limit) < old {
+		b.part.topic.largest.Store(int64(max(limit, minBatchBytes)))
+	}
+	return limit
+}
+
 // reopen walks over the records of a batch that was encoded.
 func (p *Producer) reopen(b *batch) *record.Iterator {
 	data := b.encoded.ReadOnlyData()
@@ -77,9 +103,11 @@ func (p *Producer) failWhole(b *batch, err error) *settled {
 // sibling returns an empty batch in the place and with the deadline of b.
 func (b *batch) sibling(p *Producer) *batch {
 	s := &batch{
-		part: b.part, stage: stageQueued, builder: p.builders.get(), entries: p.entries.get(),
-		gen: p.join(b.gen), opened: b.opened, due: b.due, lastErr: b.lastErr, seq: notNumbered, retries: b.retries,
+		part: b.part, stage: stageQueued, entries: p.entries.get(),
+		gen: p.join(b.gen), opened: b.opened, due: b.due, lastErr: b.lastErr, seq: notNumbered, retries: b.retries, cuts: b.cuts,
 	}
+	s.builder, s.reserved = p.builders.get(0)
+	s.complete(&p.builders) // it is filled at once
 	s.expiry = time.AfterFunc(time.Until(b.due), func() { b.part.expire(s) })
 	return s
 }

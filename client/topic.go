@@ -107,6 +107,17 @@ func (t *topic) stale() {
 	}
 }
 
+// replaced makes the next record wait for what is known of the topic of this
+// name that there is now, when the one known is that with the given id, which is
+// gone.
+func (t *topic) replaced(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.id == id {
+		t.view.Store(nil)
+	}
+}
+
 // compare makes the next record look at the topic again when there are more
 // partitions than are known, or another topic of that name.
 func (t *topic) compare(with *clusterView) {
@@ -115,10 +126,13 @@ func (t *topic) compare(with *clusterView) {
 		return
 	}
 	t.mu.Lock()
-	v := t.view.Load()
-	changed := v != nil && (t.id != leaders.id || len(v.partitions) < len(leaders.parts))
+	v, id := t.view.Load(), t.id
 	t.mu.Unlock()
-	if changed {
+	switch {
+	case v == nil:
+	case id != leaders.id:
+		t.replaced(id)
+	case len(v.partitions) < len(leaders.parts):
 		t.stale()
 	}
 }
@@ -157,6 +171,7 @@ func (t *topic) expire(p *Producer, h *heldRecord) {
 
 func (h *heldRecord) settled(topic string, err error) settled {
 	h.expiry.Stop()
+	h.r = Record{} // a timer that was stopped may hold on to h
 	return settled{topic: topic, partition: -1, entries: []entry{h.e}, base: -1, err: err, cost: h.cost, gen: h.gen}
 }
 
@@ -211,8 +226,10 @@ func (t *topic) fail(ctx context.Context, p *Producer, err error) {
 func (t *topic) learn(p *Producer, d *runnelv1.TopicDescription) {
 	v := &topicView{maxRecord: maxRecordOf(d), until: time.Now().Add(topicAge)}
 	t.mu.Lock()
-	if old := t.view.Load(); old != nil && d.GetTopicId() == t.id {
-		v.partitions = slices.Clone(old.partitions)
+	for _, pt := range t.parts { // by number, as they were added
+		if pt.id == d.GetTopicId() {
+			v.partitions = append(v.partitions, pt)
+		}
 	}
 	for n := int32(len(v.partitions)); n < d.GetPartitionCount(); n++ { //nolint:gosec // a partition count
 		pt := &partition{p: p, topic: t, id: d.GetTopicId(), number: n}

@@ -22,7 +22,7 @@ type verdict struct {
 	again bool
 	// moved: and at once, since it is known where to.
 	moved bool
-	// split: it is too large, and may be sent in parts.
+	// split: it is too large, or a record in it is bad, and it may be sent in parts.
 	split bool
 	// lost: there will be no answer.
 	lost bool
@@ -60,8 +60,12 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 	case errors.Is(err, ErrRecordTooLarge):
 		v.split = true
 		pt.topic.stale()
-	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound), errors.Is(err, ErrTopicIDMismatch):
+	case errors.Is(err, ErrInvalidTimestamp), errors.Is(err, ErrInvalidRecord):
+		v.split = true
+	case errors.Is(err, ErrTopicNotFound), errors.Is(err, ErrPartitionNotFound):
 		pt.topic.stale()
+	case errors.Is(err, ErrTopicIDMismatch):
+		pt.topic.replaced(pt.id)
 	default:
 		v.again = Retriable(err)
 	}
@@ -71,6 +75,9 @@ func judge(r *wire.ProduceResponse, pt *partition) verdict {
 // refusesStream reports whether err is about the caller and not about what was
 // sent: nothing of a stream that begins with it is read.
 func refusesStream(err error) bool {
+	if u, ok := errors.AsType[*unreachableError](err); ok && u.distrust {
+		return true
+	}
 	e, ok := asError(err)
 	return ok && slices.Contains([]codes.Code{codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented}, e.Code)
 }

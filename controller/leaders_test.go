@@ -120,6 +120,40 @@ func TestProposals_come_in_bulk(t *testing.T) {
 	})
 }
 
+// What brokers ask for while the store stands still waits, and holds up no heartbeat: who was heard is not fenced.
+func TestSlowStore_fences_nobody(t *testing.T) {
+	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
+		t := w.t
+		topic := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", Partitions: new(int32(3)), ReplicationFactor: new(int32(3))}).GetTopicId()
+		n := int32(slices.IndexFunc([]int32{0, 1, 2}, func(n int32) bool { return b[0].partition(topic, n).GetLeader() == 1 })) //nolint:gosec // 0 to 2
+		stuck := make(chan struct{})
+		w.kv.Hook(func() { <-stuck })
+		b[0].propose(1, topic, n, 1, 2)
+		p := b[0].partition(topic, n)
+		for range 200 {
+			b[0].out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Leadership{Leadership: &controllerv1.LeadershipRequest{
+				TopicId: p.GetTopicId(), Partition: p.GetPartition(), LeaderEpoch: p.GetLeaderEpoch() - 1,
+			}}}
+		}
+		time.Sleep(time.Second)
+		was := uint64(0)
+		b[0].locked(func() { was = b[0].answered })
+		time.Sleep(4 * time.Second) // longer than its session timeout
+		b[0].locked(func() {
+			if b[0].answered < was+7 {
+				t.Errorf("%d heartbeats answered, and %d four seconds before", b[0].answered, was)
+			}
+		})
+		w.kv.Hook(nil)
+		close(stuck)
+		b[0].awaitISR(topic, n, 1, 2)
+		time.Sleep(time.Second)
+		if got := b[1].phase(1); got != inService {
+			t.Errorf("broker 1 is %v", got)
+		}
+	})
+}
+
 // A proposal whose transaction may still be made is resolved before the snapshot of the leader's next session is cut: what the
 // snapshot says stays true.
 func TestUncertainProposal_is_resolved_before_the_next_snapshot(t *testing.T) {

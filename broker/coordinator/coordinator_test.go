@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,14 +92,14 @@ func TestCoordinator_silence(t *testing.T) {
 		b.m.Close() // a broken stream is not a leave
 		for i := range 4 {
 			pause(2 * time.Second)
-			a.m.Ping(uint64(i + 2)) //nolint:gosec // small
+			_ = a.m.Ping(t.Context(), uint64(i+2)) //nolint:gosec // small
 			a.listen()
 		}
 		if d := r.describe("g"); len(d.Members) != 2 {
 			t.Fatalf("after 8 s: %d members", len(d.Members))
 		}
 		pause(2200 * time.Millisecond)
-		a.m.Ping(100)
+		_ = a.m.Ping(t.Context(), 100)
 		a.listen()
 		if d := r.describe("g"); len(d.Members) != 1 || len(a.last.Parts) != 4 {
 			t.Errorf("after 10 s: %d members, the other one owns %d", len(d.Members), len(a.last.Parts))
@@ -106,7 +107,7 @@ func TestCoordinator_silence(t *testing.T) {
 		if a.pongs[len(a.pongs)-1] != 100 {
 			t.Errorf("pongs %v", a.pongs)
 		}
-		a.m.Leave(101)
+		_ = a.m.Leave(t.Context(), 101)
 		a.listen()
 		if !a.ended || a.err != nil || r.describe("g").Phase != group.Empty {
 			t.Errorf("left: ended %v, %v", a.ended, a.err)
@@ -387,7 +388,7 @@ func TestCoordinator_largeStateCG19(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m.Join(memberID(i), 0, terms, 1)
+			_ = m.Join(t.Context(), memberID(i), 0, terms, 1)
 			ms = append(ms, m)
 		}
 		for i := range 50 {
@@ -456,7 +457,7 @@ func TestCoordinator_failedAppend(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Join(memberID(1), 0, huge, 1)
+		_ = m.Join(t.Context(), memberID(1), 0, huge, 1)
 		pause(time.Second)
 		if d := r.describe("g"); len(d.Members) != 0 || d.Phase != group.Empty {
 			t.Errorf("it is a member: %+v", d.Members)
@@ -493,6 +494,49 @@ func TestCoordinator_joinWaitsForTheHighWatermark(t *testing.T) {
 		a.connect(0)
 		if a.joined == nil || !a.joined.Resumed || len(a.last.Parts) != 2 {
 			r.t.Errorf("joined %+v, assigned %+v", a.joined, a.last)
+		}
+	})
+}
+
+// Who has sent more than is done yet waits for it no longer than its stream lives, and
+// that it went is noted at once.
+func TestMembership_waitEndsWithTheStream(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		m, err := r.Open(0, "g")
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for range maxSlots { // as if none were ever done
+			m.slots <- struct{}{}
+		}
+		gone := errors.New("the stream is gone")
+		ctx, cancel := context.WithCancelCause(r.t.Context())
+		ended := make(chan error, 1)
+		var sender sync.WaitGroup
+		defer sender.Wait()
+		sender.Go(func() {
+			ended <- m.Ping(ctx, 1)
+			m.Close()
+			close(ended)
+		})
+		synctest.Wait()
+		cancel(gone)
+		synctest.Wait()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, gone) {
+				r.t.Errorf("the ping ended with %v", err)
+			}
+		default:
+			r.t.Error("the ping waits on")
+		}
+		select {
+		case <-ended:
+		default:
+			r.t.Error("Close waits")
+		}
+		for range maxSlots {
+			<-m.slots
 		}
 	})
 }

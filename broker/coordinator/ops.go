@@ -282,7 +282,8 @@ func (s *shard) plan(r *reset) (moved []Moved, ok bool) {
 				m.Err = fmt.Errorf("%w: nothing was committed of partition %d, so there is nothing to shift: give an offset or a position", ErrShift, t.Part.Number)
 				ok = false
 			} else {
-				m.New = min(max(m.Old.Offset+t.Offset, t.Low), t.High)
+				shift := min(max(t.Offset, -m.Old.Offset), t.High) // so that the sum can't overflow
+				m.New = min(max(m.Old.Offset+shift, t.Low), t.High)
 			}
 		}
 		moved = append(moved, m)

@@ -246,7 +246,7 @@ func (c *consumer) connect(epoch int64) {
 		c.r.t.Fatal(err)
 	}
 	c.m, c.err, c.ended = m, nil, false
-	m.Join(c.id, epoch, c.terms, 1)
+	_ = m.Join(c.r.t.Context(), c.id, epoch, c.terms, 1)
 	c.listen()
 }
 
@@ -283,7 +283,7 @@ func (c *consumer) report() {
 	for _, p := range c.last.Parts {
 		owned[p.Part] = true
 	}
-	c.m.Own(c.last.Revision, owned, 0)
+	_ = c.m.Own(c.r.t.Context(), c.last.Revision, owned, 0)
 }
 
 func (c *consumer) commit(offset int64, parts ...group.Part) error {

@@ -10,7 +10,9 @@ import (
 )
 
 // A Membership is one Join stream at its coordinator. Its methods may be called
-// by one goroutine, and Next by another.
+// by one goroutine, and Next by another. Those that take a context wait while too many
+// messages of the member are not done yet; when it ends before, its cause is the error,
+// and the message was not heard.
 type Membership struct {
 	shard *shard
 	group string
@@ -99,9 +101,9 @@ func (m *Membership) heard(sequence uint64) {
 }
 
 // Join joins, goes on, or changes the subscription.
-func (m *Membership) Join(member string, epoch int64, terms group.Terms, sequence uint64) {
+func (m *Membership) Join(ctx context.Context, member string, epoch int64, terms group.Terms, sequence uint64) error {
 	m.member = member
-	m.submit(task{writes: true, fail: m.end, do: func(s *shard) {
+	return m.submit(ctx, task{writes: true, fail: m.end, do: func(s *shard) {
 		g := s.touch(m.group)
 		if err := g.Join(s.now, m.id, member, epoch, terms, &s.fx); err != nil {
 			s.answer(func(failed error) { m.end(orElse(failed, err)) })
@@ -119,9 +121,9 @@ func orElse(err, other error) error {
 }
 
 // Own reports what the member owns, having carried out the given revision.
-func (m *Membership) Own(revision uint64, owned map[group.Part]bool, sequence uint64) {
+func (m *Membership) Own(ctx context.Context, revision uint64, owned map[group.Part]bool, sequence uint64) error {
 	member := m.member
-	m.submit(task{writes: true, fail: m.end, do: func(s *shard) {
+	return m.submit(ctx, task{writes: true, fail: m.end, do: func(s *shard) {
 		if g := s.groups[m.group]; g != nil {
 			s.touch(m.group)
 			g.Own(s.now, m.id, member, revision, func(p group.Part) bool { return owned[p] }, &s.fx)
@@ -131,9 +133,9 @@ func (m *Membership) Own(revision uint64, owned map[group.Part]bool, sequence ui
 }
 
 // Ping proves that the member is alive.
-func (m *Membership) Ping(sequence uint64) {
+func (m *Membership) Ping(ctx context.Context, sequence uint64) error {
 	member := m.member
-	m.submit(task{fail: m.end, do: func(s *shard) {
+	return m.submit(ctx, task{fail: m.end, do: func(s *shard) {
 		if g := s.groups[m.group]; g != nil && g.Heard(s.now, m.id, member) {
 			m.heard(sequence)
 		}
@@ -141,9 +143,9 @@ func (m *Membership) Ping(sequence uint64) {
 }
 
 // Leave leaves for good; then the stream ends.
-func (m *Membership) Leave(sequence uint64) {
+func (m *Membership) Leave(ctx context.Context, sequence uint64) error {
 	member := m.member
-	m.submit(task{writes: true, fail: m.end, do: func(s *shard) {
+	return m.submit(ctx, task{writes: true, fail: m.end, do: func(s *shard) {
 		if g := s.groups[m.group]; g != nil {
 			s.touch(m.group)
 			g.Leave(s.now, m.id, member, &s.fx)
@@ -152,10 +154,10 @@ func (m *Membership) Leave(sequence uint64) {
 	}})
 }
 
-// Close notes that the stream is gone, which is no leave.
+// Close notes that the stream is gone, which is no leave. It does not wait.
 func (m *Membership) Close() {
 	member := m.member
-	m.submit(task{fail: func(error) {}, do: func(s *shard) {
+	m.shard.submit(task{fail: func(error) {}, do: func(s *shard) {
 		delete(s.streams, m.id)
 		if g := s.groups[m.group]; g != nil {
 			g.Close(m.id, member)
@@ -167,8 +169,12 @@ func (m *Membership) Close() {
 const maxSlots = 64
 
 // submit hands a task over, when there is a slot.
-func (m *Membership) submit(t task) {
-	m.slots <- struct{}{}
+func (m *Membership) submit(ctx context.Context, t task) error {
+	select {
+	case m.slots <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	do, fail := t.do, t.fail
 	t.do = func(s *shard) {
 		<-m.slots
@@ -179,6 +185,7 @@ func (m *Membership) submit(t task) {
 		fail(err)
 	}
 	m.shard.submit(t)
+	return nil
 }
 
 // send tells a member what is now durable.

@@ -41,14 +41,16 @@ type survey struct {
 }
 
 type surveyed struct {
-	id  string
-	lag *GroupLag
+	id          string
+	lag         *GroupLag
+	uncommitted int // partitions with an owner and no offset
 }
 
 // A standing is where a group is.
 type standing struct {
-	id      string
-	offsets []*group.Offset
+	id          string
+	offsets     []*group.Offset
+	uncommitted int
 }
 
 func newWatcher(c *Coordinator) *watcher {
@@ -76,8 +78,8 @@ func (w *watcher) measureAll(ctx context.Context) {
 		got, err := ask(ctx, s, false, unanswered, func(s *shard, reply func([]standing, error)) {
 			var out []standing
 			for id, g := range s.groups {
-				if offsets := g.AllCommitted(); len(offsets) > 0 {
-					out = append(out, standing{id, offsets})
+				if st := (standing{id, g.AllCommitted(), g.Uncommitted()}); len(st.offsets) > 0 || st.uncommitted > 0 {
+					out = append(out, st)
 				}
 			}
 			reply(out, nil)
@@ -89,7 +91,7 @@ func (w *watcher) measureAll(ctx context.Context) {
 	next := &survey{}
 	lags := w.measure(ctx, all, true)
 	for i, st := range all {
-		next.groups = append(next.groups, surveyed{st.id, lags[i]})
+		next.groups = append(next.groups, surveyed{st.id, lags[i], st.uncommitted})
 	}
 	w.latest.Store(next)
 	w.forget()
@@ -270,7 +272,7 @@ func (c *Coordinator) ends(ctx context.Context, d *Description, lag *GroupLag) {
 type lagCollector struct {
 	w *watcher
 
-	records, seconds, loss, omitted *prometheus.Desc
+	records, seconds, loss, uncommitted, omitted *prometheus.Desc
 }
 
 func newLagCollector(w *watcher) *lagCollector {
@@ -283,13 +285,16 @@ func newLagCollector(w *watcher) *lagCollector {
 		seconds: one("consumer_group_lag_seconds", "Age of the first record that a group has not committed yet; 0 when there is none."),
 		loss: one("consumer_group_time_to_data_loss_seconds",
 			"How long until retention deletes records that a group has not read, at its pace and that of the writers; 0: it has, +Inf: never."),
+		uncommitted: prometheus.NewDesc("consumer_group_uncommitted_partitions",
+			"Partitions that a group reads and has not committed anything of: they have no lag, since only their readers know where they began.",
+			[]string{"group"}, nil),
 		omitted: prometheus.NewDesc("consumer_group_lag_omitted_partitions", "Partitions of groups that have no lag series, because there are too many: see group.lag_series.", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (l *lagCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{l.records, l.seconds, l.loss, l.omitted} {
+	for _, d := range []*prometheus.Desc{l.records, l.seconds, l.loss, l.uncommitted, l.omitted} {
 		ch <- d
 	}
 }
@@ -299,6 +304,9 @@ func (l *lagCollector) Collect(ch chan<- prometheus.Metric) {
 	img := l.w.c.deps.Store.Load()
 	shown, omitted := 0, 0
 	for _, g := range l.w.latest.Load().groups {
+		if g.uncommitted > 0 {
+			ch <- prometheus.MustNewConstMetric(l.uncommitted, prometheus.GaugeValue, float64(g.uncommitted), g.id)
+		}
 		for p, lag := range g.lag.Parts {
 			t, ok := img.TopicByID(p.Topic)
 			if !ok || lag.Records == nil {

@@ -290,6 +290,17 @@ func (g *Group) AllCommitted() []*Offset {
 	return out
 }
 
+// Uncommitted returns how many partitions have an owner and no durable offset: where
+// their owners began, the group does not know.
+func (g *Group) Uncommitted() (n int) {
+	for p := range g.owners {
+		if o := g.offsets[p]; o == nil || o.stable == nil {
+			n++
+		}
+	}
+	return n
+}
+
 // Confirm notes that a change is durable: from here on it is what readers see.
 func (g *Group) Confirm(c *Change) {
 	switch {

@@ -1,9 +1,11 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -85,6 +87,31 @@ func (c *cleaner) take(now time.Time) *Partition {
 	if c.set.host.disk().Hard {
 		return nil // what a pass writes comes before what it frees
 	}
+	type candidate struct {
+		p     *Partition
+		ratio float64
+	}
+	var due []candidate
+	for _, p := range c.free(now) {
+		if d := p.dirt(now); d.Due { // without the mutex: it may have to read
+			due = append(due, candidate{p, d.Ratio()})
+		}
+	}
+	slices.SortStableFunc(due, func(a, b candidate) int { return cmp.Compare(b.ratio, a.ratio) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	for _, d := range due {
+		if c.freeLocked(d.p) {
+			c.busy[d.p] = true
+			return d.p
+		}
+	}
+	return nil
+}
+
+// free returns the partitions that may be looked at now.
+func (c *cleaner) free(now time.Time) []*Partition {
 	all := c.set.All()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,20 +121,12 @@ func (c *cleaner) take(now time.Time) *Partition {
 			delete(c.later, p)
 		}
 	}
-	var dirtiest *Partition
-	worst := -1.0
-	for _, p := range all {
-		if _, later := c.later[p]; later || c.busy[p] {
-			continue
-		}
-		if d := p.dirt(now); d.Due && d.Ratio() > worst {
-			dirtiest, worst = p, d.Ratio()
-		}
-	}
-	if dirtiest != nil {
-		c.busy[dirtiest] = true
-	}
-	return dirtiest
+	return slices.DeleteFunc(all, func(p *Partition) bool { return !c.freeLocked(p) })
+}
+
+func (c *cleaner) freeLocked(p *Partition) bool {
+	_, later := c.later[p]
+	return !later && !c.busy[p]
 }
 
 // give takes a partition back, with what became of it.

@@ -8,9 +8,12 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/uuid"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/internal/commitlog"
@@ -325,6 +328,50 @@ func TestLogConfig_cleanupPolicy(t *testing.T) {
 				t.Errorf("compact deletes: %+v", c)
 			}
 		}
+	})
+}
+
+// What is due may have to be learnt from a slow disk: nobody waits for that.
+func TestClean_looksWithoutTheMutex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, id := vfs.NewMem(), uuid.New()
+		configs := map[string]string{
+			topicconfig.CleanupPolicyKey: "compact", topicconfig.MinCleanableKey: "0", topicconfig.SegmentBytesKey: "1048576",
+		}
+		r := newRig(t, mem)
+		p := r.topicOf(id, "t", bySync, configs, 1)
+		for range 3 {
+			b := record.NewBuilder(record.NewCodec(), record.Limits{})
+			if err := b.Add([]byte("k"), make([]byte, 600_000), nil, 0); err != nil {
+				t.Fatal(err)
+			}
+			batch, err := b.Finish(record.CompressionNone, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Append(&batch, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		r.end(false)
+
+		r = newRig(t, mem)
+		var reads atomic.Int64
+		r.fault.Before(vfs.OpRead, func(_ vfs.Op, name string) {
+			reads.Add(1)
+			if !r.clean.mu.TryLock() {
+				t.Errorf("%s is read while the mutex is held", name)
+				return
+			}
+			r.clean.mu.Unlock()
+		})
+		p = r.topicOf(id, "t", bySync, configs, 2)
+		time.Sleep(time.Minute)
+		if reads.Load() == 0 || p.log.CleanedTo() == 0 {
+			t.Errorf("cleaned to %d after %d reads", p.log.CleanedTo(), reads.Load())
+		}
+		r.end(false)
 	})
 }
 

@@ -37,13 +37,14 @@ func TestHandOver(t *testing.T) {
 		}
 		ask(9)
 		released(false) // not in this epoch
-		if _, err := l.p.Append(batch(t, 1, 0), nil); err != nil {
+		first, err := l.p.Append(batch(t, 1, 0), nil)
+		if err != nil {
 			t.Errorf("append: %v", err)
 		}
 
 		// Nobody acknowledges: it is put off.
 		var got error
-		l.p.WhenCommitted(0, func(err error) { got = err })
+		l.p.WhenCommitted(first, func(err error) { got = err })
 		ask(1)
 		if _, err := l.p.Append(batch(t, 1, 0), nil); !errors.Is(err, ErrMoving) || errors.Is(err, ErrCommitUncertain) {
 			t.Errorf("append while moving: %v", err)
@@ -55,7 +56,7 @@ func TestHandOver(t *testing.T) {
 
 		// All do, but the controller chooses nobody.
 		committed := false
-		l.p.WhenCommitted(a.Last, func(err error) { committed = err == nil })
+		l.p.WhenCommitted(a, func(err error) { committed = err == nil })
 		ask(1)
 		r.pull(2, 3)
 		time.Sleep(2 * moveEvery)
@@ -179,6 +180,33 @@ func TestStalled(t *testing.T) {
 		synctest.Wait()
 		if n := len(l.session.asks()); n < 1 || n > 3 || l.session.asks()[0].LeaderEpoch != 1 || l.session.asks()[0].Suspect || !strings.HasPrefix(l.session.asks()[0].Reason, "stalled") {
 			t.Errorf("asked %+v", l.session.asks())
+		}
+		close(release)
+		synctest.Wait()
+	})
+}
+
+// A disk did not hang because this process stood still in the middle of a call.
+func TestStalled_whileItWasAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Flush = bySync })
+		r.pull(2, 3)
+		release := make(chan struct{})
+		l := r.nodes[1]
+		l.fault.Before(vfs.OpSync, func(vfs.Op, string) { <-release })
+		r.append(1, 1)
+		r.pull(2, 3)
+		time.Sleep(9 * time.Second)
+		l.p.tick(time.Now().Add(40*time.Second), true)
+		time.Sleep(45 * time.Second)
+		synctest.Wait()
+		if len(l.session.asks()) != 0 {
+			t.Errorf("asked %+v", l.session.asks())
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if len(l.session.asks()) == 0 {
+			t.Error("not asked although the disk hangs")
 		}
 		close(release)
 		synctest.Wait()

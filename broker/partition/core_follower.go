@@ -20,6 +20,8 @@ type follow struct {
 	lossy        []record.Epoch // began with elections that may have lost records
 	// diverged is why this leader is not followed, nil while it can be.
 	diverged error
+	// anew: the current subscription asks to be told to begin anew.
+	anew bool
 }
 
 type followPhase uint8
@@ -30,15 +32,20 @@ const (
 	accepted                 // frames are taken, acks are given
 )
 
-// ask begins a subscription.
-func (c *core) ask(subscription int64, log history) (FollowerSubscribe, bool) {
+// ask begins a subscription. With anew, this log is damaged, and nobody is known
+// to count on it: only the leader knows of all who do.
+func (c *core) ask(subscription int64, log history, anew bool) (FollowerSubscribe, bool) {
 	if c.role != following || c.follow.diverged != nil {
 		return FollowerSubscribe{}, false
 	}
-	c.follow.subscription, c.follow.phase = subscription, asked
+	c.follow.subscription, c.follow.phase, c.follow.anew = subscription, asked, anew
 	s := FollowerSubscribe{
 		Follower: c.self, Leader: c.follow.leader, Epoch: c.epoch, Subscription: subscription,
 		NextOffset: c.own.written, LogStart: c.logStart,
+	}
+	if anew {
+		s.NextOffset = NoOffset
+		return s, true
 	}
 	if e := log.EpochAt(c.own.written - 1); e != commitlog.NoEpoch {
 		s.LastEpoch, s.HasLastEpoch = e, true
@@ -98,10 +105,10 @@ func (c *core) answered(subscription int64, a SubscribeAnswer, log history) (cha
 	default:
 		return change{}, fmt.Errorf("%w: unknown answer %d", ErrNotSubscribed, a.Kind)
 	}
-	do.keep = c.explained(log.EpochAt(c.own.written - 1))
+	do.keep = !c.follow.anew && c.explained(log.EpochAt(c.own.written-1))
 	// What compaction explains goes to come again: that leader's high watermark
 	// is beyond this log.
-	if max(do.to, c.logStart) < c.hw && c.own.written >= a.PurgedTo {
+	if max(do.to, c.logStart) < c.hw && c.own.written >= a.PurgedTo && !c.follow.anew {
 		if !do.keep {
 			c.follow.diverged = fmt.Errorf("%w: broker %d in leader epoch %d asks to cut to offset %d, and all below %d is committed",
 				ErrDiverged, c.follow.leader, c.epoch, do.to, c.hw)

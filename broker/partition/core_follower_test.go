@@ -61,7 +61,7 @@ func TestAnswered(t *testing.T) {
 			if (co.follow.phase == accepted) != c.accepted || (!c.accepted && co.follow.phase != unsubscribed) {
 				t.Errorf("phase %d: the log may be changed only without a subscription", co.follow.phase)
 			}
-			if _, ok := co.ask(4, l); ok == errors.Is(c.err, ErrDiverged) {
+			if _, ok := co.ask(4, l, false); ok == errors.Is(c.err, ErrDiverged) {
 				t.Errorf("asks again: %v", ok)
 			}
 		})
@@ -74,7 +74,7 @@ func TestAnswered(t *testing.T) {
 	c := follows(l, 7, asked)
 	_, _ = c.answered(3, SubscribeAnswer{Kind: Diverging, Epoch: 2, End: 6}, l)
 	c.stand(following, &metadata.Partition{Leader: 3, LeaderEpoch: 6}, 1)
-	if _, ok := c.ask(4, l); !ok {
+	if _, ok := c.ask(4, l, false); !ok {
 		t.Error("offline for another leader too")
 	}
 	// An empty log has nothing to lose, wherever the leader begins.

@@ -93,6 +93,10 @@ func (c *core) subscribe(s FollowerSubscribe, log history, now time.Time) (Subsc
 	if old := c.followers[s.Follower]; old != nil && old.brokerEpoch == s.BrokerEpoch && old.subscription >= s.Subscription {
 		return refused("subscription %d is not newer than %d", s.Subscription, old.subscription)
 	}
+	if s.NextOffset == NoOffset && c.mayBeCounted(s.Follower) {
+		// It may be elected for what it has, or is about to be.
+		return refused("broker %d may not begin anew, it is counted on", s.Follower)
+	}
 	a := judge(s, log)
 	f := &follower{subscription: s.Subscription, brokerEpoch: s.BrokerEpoch, accepted: now, sent: s.NextOffset, credit: true, chargedTo: now}
 	c.followers[s.Follower] = f
@@ -102,6 +106,16 @@ func (c *core) subscribe(s FollowerSubscribe, log history, now time.Time) (Subsc
 		a.HighWatermark = c.hw
 	}
 	return a, nil
+}
+
+// mayBeCounted says whether a follower may be what the controller elects from.
+func (c *core) mayBeCounted(id metadata.BrokerID) bool {
+	counted := false
+	c.others(func(other metadata.BrokerID) bool {
+		counted = other == id
+		return !counted
+	}, append(c.maximal(), c.elr)...)
+	return counted
 }
 
 // judge compares a follower's end with the leader's log.

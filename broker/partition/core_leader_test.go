@@ -92,7 +92,7 @@ func TestJudge_converges(t *testing.T) {
 		c.stand(following, &metadata.Partition{Leader: 1, LeaderEpoch: 20}, 1)
 		for round := int64(1); ; round++ {
 			c.changed(f.Start(), f.progress())
-			ask, ok := c.ask(round, f)
+			ask, ok := c.ask(round, f, false)
 			if !ok || round > 30 {
 				t.Fatalf("walk %d: no agreement after %d rounds", n, round)
 			}

@@ -97,6 +97,34 @@ func TestDamage(t *testing.T) {
 	})
 }
 
+// A damaged follower that may be in sync by now, by a proposal whose outcome it
+// has not heard, is not emptied: it may be elected for what it has.
+func TestDamage_whileItIsProposed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Isr = []int32{1, 2} })
+		r.append(1, 4)
+		r.pull(2)
+		r.pull(2, 3)
+		if n := len(r.nodes[1].session.proposed()); n != 1 {
+			t.Fatalf("%d proposals", n)
+		}
+		bad := r.nodes[3]
+		bad.spoil(t)
+		bad.p.FollowerStop(bad.sub)
+		r.nodes[1].p.FollowerGone(3, bad.sub)
+		if _, err := r.follow(bad); err == nil || bad.p.Damage() == nil || bad.p.log.End() != 4 {
+			t.Errorf("begins anew: %v, the log ends at %d", err, bad.p.log.End())
+		}
+		if r.settle(1) != 1 || len(r.part.GetIsr()) != 3 {
+			t.Fatalf("isr %v", r.part.GetIsr())
+		}
+		r.lead(3)
+		if st := bad.p.State(); st.LogEnd != 4 {
+			t.Errorf("it leads with a log that ends at %d", st.LogEnd)
+		}
+	})
+}
+
 // A replica that may have lost records is trusted again when a controller that
 // knows of it has it in the ISR.
 func TestSuspicion_lifted(t *testing.T) {

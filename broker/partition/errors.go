@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/runnelmq/runnel/broker/metadata"
-	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/refusal"
 )
@@ -51,8 +50,6 @@ var (
 	ErrDeleted = errors.New("the partition is gone")
 	// ErrTooLarge: the batch is over what the topic takes. Definite. Facts: size, maxBytes.
 	ErrTooLarge = errors.New("batch too large")
-	// ErrShortBuffer: the first batch does not fit; a commitlog.ShortBufferError says how large it is.
-	ErrShortBuffer = commitlog.ErrShortBuffer
 )
 
 // An OutOfRangeError says what the log holds.

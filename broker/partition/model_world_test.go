@@ -246,7 +246,7 @@ func (b *modelBroker) subscribe() {
 		b.log.truncate(b.log.End())
 	}
 	b.subs++
-	s, ok := b.core.ask(b.subs, b.log)
+	s, ok := b.core.ask(b.subs, b.log, false)
 	if !ok {
 		return
 	}

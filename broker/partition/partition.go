@@ -21,7 +21,7 @@ type Appended struct {
 	Base, Last   record.Offset
 	AppendTimeMs int64
 	LogStart     record.Offset
-	Epoch        record.Epoch
+	Epoch        record.Epoch // leader epoch of the batch
 	// Duplicate is true when the batch of this producer and sequence was stored
 	// before: the rest is that of the first time.
 	Duplicate bool
@@ -151,6 +151,7 @@ func newPartition(h *host, t *metadata.Topic, n int32, log *commitlog.Log, known
 		id: t.ID, number: n, host: h, log: log, producers: known,
 		writing: make(chan struct{}, 1), subs: map[metadata.BrokerID]*subscription{},
 	}
+	p.writingSince.zero, p.syncingSince.zero = time.Now(), time.Now()
 	if rec.Suspicion != commitlog.NotSuspect {
 		p.suspicion = rec.Suspicion.String()
 	}

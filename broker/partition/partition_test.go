@@ -48,7 +48,7 @@ func TestAppendAndRead(t *testing.T) {
 		if _, err := p.Read(buf, 6, 100); !errors.As(err, &out) || out.LogEnd != 5 || out.Metadata()["endOffset"] != "5" {
 			t.Errorf("beyond the end: %v", err)
 		}
-		if _, err := p.Read(buf[:10], 0, 5); !errors.Is(err, ErrShortBuffer) {
+		if _, err := p.Read(buf[:10], 0, 5); !errors.Is(err, commitlog.ErrShortBuffer) {
 			t.Errorf("a short buffer: %v", err)
 		}
 		epoch := record.Epoch(0)
@@ -137,7 +137,7 @@ func TestFailStop(t *testing.T) {
 		var got error
 		woken := false
 		p.WhenReadable(0, func() { woken = true })
-		p.WhenCommitted(a.Last, func(err error) { got = err })
+		p.WhenCommitted(a, func(err error) { got = err })
 		synctest.Wait()
 		if !errors.Is(got, ErrCommitUncertain) || errors.Is(got, ErrStorageFailed) {
 			t.Errorf("parked: %v", got)
@@ -148,7 +148,7 @@ func TestFailStop(t *testing.T) {
 		if _, err := p.Append(batch(t, 1, 0), nil); !errors.Is(err, ErrStorageFailed) || errors.Is(err, ErrCommitUncertain) {
 			t.Errorf("a later append: %v", err)
 		}
-		p.WhenCommitted(a.Last, func(err error) { got = err })
+		p.WhenCommitted(a, func(err error) { got = err })
 		if !errors.Is(got, ErrCommitUncertain) {
 			t.Errorf("parked later: %v", got)
 		}
@@ -218,7 +218,7 @@ func TestLeadership(t *testing.T) {
 		a := r.append(p, 1)
 		var got error
 		calls := 0
-		p.WhenCommitted(a.Last, func(err error) { got = err; calls++ })
+		p.WhenCommitted(a, func(err error) { got = err; calls++ })
 		woken := 0
 		p.WhenReadable(0, func() { woken++ })
 		moved := metadatatest.PartitionObject(id, 0, 2, 2)
@@ -258,7 +258,7 @@ func TestNewEpoch(t *testing.T) {
 		r.fault.Before(vfs.OpSync, func(vfs.Op, string) { <-release })
 		a := r.append(p, 1)
 		var got error
-		p.WhenCommitted(a.Last, func(err error) { got = err })
+		p.WhenCommitted(a, func(err error) { got = err })
 		r.publish(metadatatest.PartitionObject(p.Topic().ID, 0, me, 3))
 		if !errors.Is(got, ErrCommitUncertain) {
 			t.Errorf("parked in epoch 1, in epoch 3: %v", got)
@@ -326,7 +326,7 @@ func TestMinISR(t *testing.T) {
 		r.publish(o)
 		a := r.append(p, 1)
 		var got error
-		p.WhenCommitted(a.Last, func(err error) { got = err })
+		p.WhenCommitted(a, func(err error) { got = err })
 		if st := p.State(); st.HighWatermark != 0 || got != nil {
 			t.Errorf("%+v, %v: committed without the other replica", st, got)
 		}

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -96,6 +97,11 @@ func (p *Partition) checkProducer(b *record.Batch, st *State, nowMs int64) (a Ap
 		p.host.metrics.stateLost.Inc()
 	}
 	if err != nil {
+		if !p.Confirmed() {
+			// What comes before it may have gone to a newer leader: only one that
+			// is sure to be none may say that it is missing.
+			return Appended{}, false, fmt.Errorf("%s: %w: nothing was stored, and earlier batches of this producer may be elsewhere; try again", p, ErrUnconfirmed)
+		}
 		return Appended{}, false, &producerError{p.String(), err}
 	}
 	if stored == nil {
@@ -103,7 +109,7 @@ func (p *Partition) checkProducer(b *record.Batch, st *State, nowMs int64) (a Ap
 	}
 	p.host.metrics.duplicates.Inc()
 	return Appended{
-		Base: stored.Base, Last: stored.Last(), AppendTimeMs: stored.AppendTimeMs, LogStart: st.LogStart, Epoch: st.Epoch, Duplicate: true,
+		Base: stored.Base, Last: stored.Last(), AppendTimeMs: stored.AppendTimeMs, LogStart: st.LogStart, Epoch: p.log.EpochAt(stored.Last()), Duplicate: true,
 	}, true, nil
 }
 

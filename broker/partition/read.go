@@ -31,6 +31,17 @@ func (p *Partition) Read(dst []byte, from, end record.Offset) (n int, err error)
 	return n, nil
 }
 
+// EpochAt returns the leader epoch in which the record at off was appended, also
+// when retention or compaction has removed it, or [commitlog.NoEpoch] when the log
+// does not know.
+func (p *Partition) EpochAt(off record.Offset) record.Epoch { return p.log.EpochAt(off) }
+
+// EpochEnd answers where leader epoch e ends in this log: see
+// [commitlog.Log.EpochEnd].
+func (p *Partition) EpochEnd(e record.Epoch) (epoch record.Epoch, end record.Offset) {
+	return p.log.EpochEnd(e)
+}
+
 // elsewhere makes ErrMoving of damage in the log of a leader that others can
 // replace: it has asked to be, and they have what it lacks. When that comes to
 // nothing for as long as a follower may lag, the damage is told.

@@ -23,6 +23,10 @@ var (
 	ErrDiverged = errors.New("the leader's log contradicts committed records")
 )
 
+// NoOffset as the next offset of a subscribe asks for a reset: what the follower
+// has is damaged. The leader refuses that while the follower may be counted on.
+const NoOffset record.Offset = -1
+
 // A FollowerSubscribe is a follower's wish to be sent what comes after its log.
 type FollowerSubscribe struct {
 	Follower    metadata.BrokerID

@@ -22,11 +22,9 @@ func (s *Set) Describe(topic uuid.UUID, n int32) (Copy, bool) {
 	if p == nil {
 		return Copy{}, false
 	}
+	intact := p.log.Suspicion() == commitlog.NotSuspect && !p.damagedHere() // without the mutex: it waits for a checkpoint
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return Copy{
-		LastEpoch: p.log.LastEpoch(), LogEnd: p.log.End(), HighWatermark: p.core.hw,
-		Intact: p.log.Suspicion() == commitlog.NotSuspect && !p.damagedHere(),
-	}, p.stopped == nil
+	return Copy{LastEpoch: p.log.LastEpoch(), LogEnd: p.log.End(), HighWatermark: p.core.hw, Intact: intact}, p.stopped == nil
 }

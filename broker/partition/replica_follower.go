@@ -42,46 +42,51 @@ func (p *Partition) startToken(subscription int64, notify func()) (FollowerSubsc
 		p.dropLocked() // before anything happens to the log
 	}
 	p.mu.Unlock()
-	if !can || p.host.disk().Hard || !p.fit() {
+	if !can || p.host.disk().Hard {
+		return FollowerSubscribe{}, false
+	}
+	anew, ok := p.fit()
+	if !ok {
 		return FollowerSubscribe{}, false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	s, ok := p.core.ask(subscription, p.log)
+	s, ok := p.core.ask(subscription, p.log, anew)
 	if ok {
 		p.ackNote = &notifier{fn: notify}
 	}
 	return s, ok
 }
 
-// fit prepares the log for being a follower's; false when it can't be one now.
-// It needs the writing token.
-func (p *Partition) fit() bool {
-	var err error
+// fit prepares the log for being a follower's; ok is false when it can't be one
+// now, anew is true when it should be emptied. It needs the writing token.
+func (p *Partition) fit() (anew, ok bool) {
 	if p.damagedHere() {
 		heal, withdraw := p.damaged()
 		if withdraw {
-			return false
+			return false, false
 		}
 		if heal {
-			p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Msg("a damaged replica begins anew from its leader")
-			err = p.reset(p.log.Start(), 0)
+			p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Msg("a damaged replica asks its leader to begin anew")
+			return true, true
 		}
 	}
-	if end := p.log.End(); err == nil && p.log.LastEpoch() != p.log.EpochAt(end-1) {
-		// An epoch that began at the end, here, without a record: what comes now
-		// is another's.
-		err = p.log.TruncateTo(end)
+	end := p.log.End()
+	if p.log.LastEpoch() == p.log.EpochAt(end-1) {
+		return false, true
 	}
+	// An epoch that began at the end, here, without a record: what comes now is
+	// another's.
+	err := p.log.TruncateTo(end)
 	if err == nil {
-		return true
+		return false, true
 	}
 	if errors.Is(err, commitlog.ErrFailed) {
 		p.stop(fmt.Errorf("%s: %w: %w", p, ErrStorageFailed, err))
 	}
 	p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Err(err).Msg("a replica can't be prepared to follow")
-	return false
+	return false, false
 }
 
 // damaged says what to do about a damaged log: heal it, when nobody counts on it

@@ -192,6 +192,8 @@ func (p *Partition) tick(now time.Time, late bool) {
 	p.mu.Lock()
 	if late {
 		p.core.restartClocks(now)
+		p.writingSince.restart(now)
+		p.syncingSince.restart(now)
 	}
 	send := p.proposeLocked(true, now)
 	reason, suspect := p.unfitLocked(now)
@@ -208,16 +210,29 @@ func (p *Partition) tick(now time.Time, late bool) {
 	}
 }
 
-// A stall is when the present call to the disk began, in Unix nanoseconds; 0
-// while there is none.
-type stall struct{ atomic.Int64 }
+// A stall knows since when the present call to the disk is under way.
+type stall struct {
+	// zero is before any call. Times are counted from it, so that they are those
+	// of the monotonic clock.
+	zero  time.Time
+	since atomic.Int64 // nanoseconds after zero, 0 while there is no call
+}
 
-func (s *stall) begin() { s.Store(time.Now().UnixNano()) }
-func (s *stall) end()   { s.Store(0) }
+func (s *stall) at(now time.Time) int64 { return max(int64(now.Sub(s.zero)), 1) }
+
+func (s *stall) begin() { s.since.Store(s.at(time.Now())) }
+func (s *stall) end()   { s.since.Store(0) }
+
+// restart has a call that is under way count from now on only.
+func (s *stall) restart(now time.Time) {
+	if since := s.since.Load(); since != 0 {
+		s.since.CompareAndSwap(since, s.at(now)) // else it has ended
+	}
+}
 
 func (s *stall) longer(now time.Time, than time.Duration) bool {
-	since := s.Load()
-	return since != 0 && now.Sub(time.Unix(0, since)) >= than
+	since := s.since.Load()
+	return since != 0 && now.Sub(s.zero)-time.Duration(since) >= than
 }
 
 // askAgain is how often the controller is asked for another leader.

@@ -29,7 +29,7 @@ func TestReplicate(t *testing.T) {
 					t.Error("the follower's end was not told of the append")
 				}
 				committed := false
-				r.nodes[1].p.WhenCommitted(a.Last, func(err error) { committed = err == nil })
+				r.nodes[1].p.WhenCommitted(a, func(err error) { committed = err == nil })
 				r.pull(2)
 				if committed || r.nodes[1].p.State().HighWatermark != 0 {
 					t.Error("committed without broker 3")
@@ -92,7 +92,7 @@ func TestISR_shrinksAndGrows(t *testing.T) {
 		a := r.append(1, 1)
 		var got error
 		done := false
-		r.nodes[1].p.WhenCommitted(a.Last, func(err error) { got, done = err, true })
+		r.nodes[1].p.WhenCommitted(a, func(err error) { got, done = err, true })
 		r.nodes[1].p.Credit(3, r.nodes[3].sub, false)
 		r.pull(2)
 		time.Sleep(9 * time.Second)
@@ -162,7 +162,7 @@ func TestDivergence(t *testing.T) {
 		r.pull(2, 3)
 		a := r.append(1, 3) // 2, 3, 4 in epoch 1, and nowhere else
 		var got error
-		r.nodes[1].p.WhenCommitted(a.Last, func(err error) { got = err })
+		r.nodes[1].p.WhenCommitted(a, func(err error) { got = err })
 		r.lead(2, 2, 3)
 		r.pull(3)
 		r.append(2, 2)

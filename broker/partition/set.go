@@ -79,6 +79,9 @@ type Set struct {
 	parts     map[key]*Partition
 	lost      map[key]string // replicas that can't be opened, and why
 	pending   map[key]bool   // replicas to be opened when there is room for them, or leave to
+	waiting   error          // why the last one of them is not open
+	told      int            // how many of them the log has told of
+	undone    undone         // what of the newest image could not be carried out
 	changed   chan struct{}  // closed when the next image is applied
 	recovered bool
 	found     []metadata.ReplicaReport // by recovery, until it is complete
@@ -105,7 +108,7 @@ func NewSet(cfg Config, deps Deps) *Set {
 	}
 	s := &Set{
 		cfg: cfg, deps: deps, queue: newFlushQueue(cfg.Flushers), inbox: inbox{wake: make(chan struct{}, 1)},
-		parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}, changed: make(chan struct{}),
+		parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}, undone: undone{topics: map[uuid.UUID]int{}}, changed: make(chan struct{}),
 	}
 	s.host = host{
 		self: deps.Store.Load().Self, store: deps.Store, disk: deps.Root.Disk, confirmed: deps.Session.Confirmed,
@@ -230,10 +233,6 @@ func (s *Set) maintain(now time.Time) {
 	}
 }
 
-// retryEvery is how often opening is tried again of replicas for which there
-// was no room on the disk or among the descriptors.
-const retryEvery = time.Second
-
 // follow applies each image the store gets.
 func (s *Set) follow(ctx context.Context) error {
 	old := &metadata.Image{Self: s.host.self}
@@ -257,31 +256,28 @@ func (s *Set) follow(ctx context.Context) error {
 	}
 }
 
-// incomplete says whether something is left to be tried again.
-func (s *Set) incomplete() bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-
-	return len(s.pending) > 0
-}
-
 // apply makes the set what img says. Its errors are those of a data root that
 // failed; what concerns one partition only takes that one out of service.
 func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 	d := img.Since(old)
 	topics := d.Changed
-	if s.mayLead(old) != s.mayLead(img) || s.incomplete() {
+	if s.mayLead(old) != s.mayLead(img) {
 		topics = slices.Collect(img.Everything())
+	} else {
+		topics = s.withLeft(img, topics)
 	}
+	s.begin()
 	if err := s.placeAll(ctx, img, topics); err != nil || ctx.Err() != nil {
 		return err
 	}
+	s.done()
 	for _, t := range d.Gone {
 		s.abandon(t)
 	}
 	if !s.Recovered() || len(d.Gone) > 0 {
 		s.quarantine(img)
 	}
+	s.tellPending()
 	s.complete()
 	s.deps.Session.Applied(img.Revision)
 	s.mu.Lock()
@@ -400,7 +396,7 @@ func (s *Set) place(img *metadata.Image, t *metadata.Topic, n int32) error {
 		if errors.Is(err, commitlog.ErrFailed) {
 			return err
 		}
-		s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Err(err).Msg("the partition does not follow the metadata")
+		s.failed(t, fmt.Errorf("partition %d does not follow the metadata: %w", n, err))
 	}
 	return nil
 }
@@ -450,19 +446,6 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	delete(s.pending, k)
 	s.mu.Unlock()
 	return p, nil
-}
-
-// postpone has a replica opened later, and says so once: thousands may wait for
-// the same thing.
-func (s *Set) postpone(k key, t *metadata.Topic, err error, why string) {
-	s.mu.Lock()
-	level := zerolog.WarnLevel
-	if s.pending[k] {
-		level = zerolog.DebugLevel
-	}
-	s.pending[k] = true
-	s.mu.Unlock()
-	s.deps.Log.WithLevel(level).Str("topic", t.Name).Int32("partition", k.n).Err(err).Msg(why)
 }
 
 // openLog opens the files of a replica. One whose files are lost begins anew when
@@ -542,8 +525,7 @@ func (s *Set) remove(t *metadata.Topic) error {
 		if errors.Is(err, commitlog.ErrFailed) {
 			return fmt.Errorf("remove topic %s: %w", t.Name, err)
 		}
-		// It stays unconfirmed; the next start tries again.
-		s.deps.Log.Error().Str("topic", t.Name).Err(err).Msg("a deleted topic's directory can't be removed")
+		s.failed(t, fmt.Errorf("it is deleted, and its directory can't be removed: %w", err)) // it stays unconfirmed
 		return nil
 	}
 	if slices.Contains(t.AwaitingRemoval, s.host.self) {

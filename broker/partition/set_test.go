@@ -13,6 +13,7 @@ import (
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
+	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -51,7 +52,7 @@ func TestDeletion(t *testing.T) {
 			}
 		}
 		var got error
-		p.WhenCommitted(5, func(err error) { got = err })
+		p.WhenCommitted(Appended{Last: 5, Epoch: 1}, func(err error) { got = err })
 		if !errors.Is(got, ErrCommitUncertain) {
 			t.Errorf("parked after the end: %v", got)
 		}
@@ -60,6 +61,39 @@ func TestDeletion(t *testing.T) {
 		}
 		if n := r.series("kept"); n == 0 {
 			t.Error("the other topic's series went too")
+		}
+	})
+}
+
+// What fails for want of descriptors or of room is done once there are some.
+func TestSet_triesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		gone, led := r.topic("gone", async, nil), r.topic("led", async, nil)
+		r.append(led, 1)
+		if err := led.log.SetSuspicion(commitlog.SuspectOther); err != nil {
+			t.Fatal(err)
+		}
+		r.fault.Inject(vfs.Rule{Ops: vfs.OpSyncDir | vfs.OpCreate | vfs.OpOpen | vfs.OpWrite, Times: -1, Err: syscall.EMFILE})
+		deleting := metadatatest.TopicObjects(gone.Topic().ID, "gone", 1, me, 1)[0]
+		deleting.GetTopic().Phase = controllerv1.TopicPhase_TOPIC_PHASE_DELETING
+		deleting.GetTopic().AwaitingRemoval = []int32{me}
+		r.publish(deleting, metadatatest.TopicObjects(led.Topic().ID, "led", 1, me, 2)[1])
+		if len(r.session.removed) > 0 || led.State().Leader {
+			t.Fatalf("removed %v, leads %v: nothing has failed", r.session.removed, led.State().Leader)
+		}
+		r.fault.Clear()
+		time.Sleep(2 * retryEvery)
+		synctest.Wait()
+		if !slices.Equal(r.session.removed, []uuid.UUID{gone.Topic().ID}) {
+			t.Errorf("removed %v", r.session.removed)
+		}
+		if st := led.State(); !st.Leader || st.Epoch != 2 {
+			t.Errorf("it leads: %v, in epoch %d", st.Leader, st.Epoch)
+		}
+		if r.incomplete() {
+			t.Error("something is left undone")
 		}
 	})
 }

@@ -7,17 +7,22 @@ import (
 	"github.com/runnelmq/runnel/internal/record"
 )
 
-// WhenCommitted calls fn once: with nil when the high watermark has passed
-// last, with ErrCommitUncertain when that can't be promised any more. It may
-// do so before it returns. fn is called without locks, in the order of
+// WhenCommitted calls fn once: with nil when the high watermark has passed what
+// was appended, with ErrCommitUncertain when that can't be promised any more. It
+// may do so before it returns. fn is called without locks, in the order of
 // offsets, never two at a time of one partition; it must not block. After
 // cancel has returned true it is never called.
-func (p *Partition) WhenCommitted(last record.Offset, fn func(error)) (cancel func() bool) {
+func (p *Partition) WhenCommitted(a Appended, fn func(error)) (cancel func() bool) {
+	last := a.Last
 	p.mu.Lock()
 	var err error
 	switch {
+	case last >= p.core.own.written || p.log.EpochAt(last) != a.Epoch:
+		// The leadership was lost since, the log cut, and the offset may be
+		// another leader's: that one's commit says nothing of this record.
+		err = p.uncertainLocked()
 	case p.core.hw > last: // committed, whatever became of the leadership since
-	case p.stopped != nil || p.core.role != leading:
+	case p.stopped != nil || p.core.role != leading || !p.core.enough():
 		err = p.uncertainLocked()
 	default:
 		e := p.commits.add(&commitWaiter{last: last, fn: fn})
@@ -35,10 +40,15 @@ func (p *Partition) WhenCommitted(last record.Offset, fn func(error)) (cancel fu
 	return func() bool { return false }
 }
 
-// uncertainLocked is what becomes of writes whose leader stopped leading.
+// uncertainLocked is what becomes of writes whose leader stopped leading, or has
+// too few replicas in sync.
 func (p *Partition) uncertainLocked() error {
 	why := p.stopped
-	if why == nil {
+	switch {
+	case why != nil:
+	case p.core.role == leading && !p.core.enough():
+		why = fmt.Errorf("%d replicas are in sync by now, min.insync.replicas is %d", len(p.core.committed), p.core.minISR) //nolint:err113 // a text, not a kind
+	default:
 		why = errors.New("the leadership was lost before the record was committed") //nolint:err113 // a text, not a kind
 	}
 	return fmt.Errorf("%s: %w: %w", p, ErrCommitUncertain, opaque{why})

@@ -1,9 +1,11 @@
 package partition
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,7 +39,7 @@ func TestGroupCommitIsPipelined(t *testing.T) {
 		}
 		for range 200 {
 			a := r.append(p, 1)
-			p.WhenCommitted(a.Last, func(err error) {
+			p.WhenCommitted(a, func(err error) {
 				if err != nil {
 					t.Errorf("offset %d: %v", a.Last, err)
 				}
@@ -83,7 +85,7 @@ func TestSyncHoldsTheHighWatermark(t *testing.T) {
 			t.Errorf("read %d, %v of what is not committed", n, err)
 		}
 		committed := false
-		p.WhenCommitted(a.Last, func(err error) { committed = err == nil })
+		p.WhenCommitted(a, func(err error) { committed = err == nil })
 		synctest.Wait()
 		if committed {
 			t.Error("committed before the disk had it")
@@ -108,7 +110,7 @@ func TestWhatIsThereIsNotWaitedFor(t *testing.T) {
 		p.WhenReadable(1, func() { second++ })
 		a := r.append(p, 1)
 		p.WhenReadable(0, func() { late++ })
-		p.WhenCommitted(a.Last, func(error) { committed++ })
+		p.WhenCommitted(a, func(error) { committed++ })
 		if first != 1 || second != 0 || late != 1 || committed != 1 {
 			t.Errorf("called %d, %d, %d, %d times", first, second, late, committed)
 		}
@@ -137,8 +139,8 @@ func TestCancel(t *testing.T) {
 		r.fault.Before(vfs.OpSync, func(vfs.Op, string) { <-release })
 		a := r.append(p, 1)
 		called := 0
-		cancel := p.WhenCommitted(a.Last, func(error) { called++ })
-		kept := p.WhenCommitted(a.Last, func(error) { called += 10 })
+		cancel := p.WhenCommitted(a, func(error) { called++ })
+		kept := p.WhenCommitted(a, func(error) { called += 10 })
 		stop := p.WhenReadable(0, func() { called += 100 })
 		if !cancel() || cancel() {
 			t.Error("the first cancel counts, and only the first")
@@ -169,10 +171,10 @@ func TestCallbacksMayComeBack(t *testing.T) {
 		again = func(error) {
 			if n++; n < 1000 {
 				a := r.append(p, 1)
-				p.WhenCommitted(a.Last, again)
+				p.WhenCommitted(a, again)
 			}
 		}
-		p.WhenCommitted(r.append(p, 1).Last, again)
+		p.WhenCommitted(r.append(p, 1), again)
 		if n != 1000 {
 			t.Errorf("%d rounds", n)
 		}
@@ -199,7 +201,7 @@ func TestWaitersRace(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						p.WhenCommitted(a.Last, func(err error) {
+						p.WhenCommitted(a, func(err error) {
 							if err != nil || a.Last <= last { // in order among themselves, never two at a time
 								t.Errorf("offset %d after %d: %v", a.Last, last, err)
 							}
@@ -239,6 +241,62 @@ func TestWaitersRace(t *testing.T) {
 			if n := p.reads.list.Len() + p.commits.list.Len(); n != 0 {
 				t.Errorf("%d waiters left", n)
 			}
+		}
+	})
+}
+
+// Who asks about a record when its leadership is over, and the log has another
+// leader's records at its offsets, is not told of their commit.
+func TestDivergence_askedAboutTooLate(t *testing.T) {
+	for name, back := range map[string]bool{"another leads": false, "it leads again": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newTrio(t, nil)
+				r.pull(2, 3)
+				kept := r.append(1, 2)
+				r.pull(2, 3)
+				lost := r.append(1, 1) // in epoch 1, and nowhere else
+				r.lead(2)
+				r.append(2, 3)
+				r.pull(1, 3)
+				r.pull(1)
+				if back {
+					r.lead(1)
+					r.pull(2, 3)
+				}
+				p := r.nodes[1].p
+				if hw := p.State().HighWatermark; hw <= lost.Last {
+					t.Fatalf("high watermark %d", hw)
+				}
+				ask := func(a Appended) error {
+					got := errors.New("no answer")
+					p.WhenCommitted(a, func(err error) { got = err })
+					return got
+				}
+				if err := ask(lost); !errors.Is(err, ErrCommitUncertain) {
+					t.Errorf("the record that was cut: %v", err)
+				}
+				if err := ask(kept); err != nil {
+					t.Errorf("the record that stayed: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Who asks when too few replicas are in sync by now is told at once (RP-16).
+func TestWhenCommitted_tooFewInSyncByNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.pull(2, 3)
+		a := r.append(1, 1)
+		r.part.Isr = []int32{1}
+		r.part.PartitionEpoch++
+		r.tell(1)
+		var got error
+		r.nodes[1].p.WhenCommitted(a, func(err error) { got = err })
+		if !errors.Is(got, ErrCommitUncertain) || !strings.Contains(got.Error(), "1 replicas are in sync by now, min.insync.replicas is 2") {
+			t.Errorf("got %v", got)
 		}
 	})
 }

@@ -75,7 +75,7 @@ func BenchmarkReplicate(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				p.WhenCommitted(a.Last, func(err error) {
+				p.WhenCommitted(a, func(err error) {
 					if err != nil {
 						failed.Store(&err)
 					}
@@ -105,7 +105,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		p.WhenCommitted(a.Last, func(err error) { done <- err })
+		p.WhenCommitted(a, func(err error) { done <- err })
 		if err := <-done; err != nil {
 			b.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func (s *storm) write() {
 		if err != nil {
 			continue // refused: nothing was promised
 		}
-		p.WhenCommitted(a.Last, func(err error) {
+		p.WhenCommitted(a, func(err error) {
 			if err == nil {
 				s.mu.Lock()
 				defer s.mu.Unlock()

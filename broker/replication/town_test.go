@@ -339,7 +339,7 @@ func (n *node) append(id uuid.UUID, number int32, records, size int) (last recor
 		n.town.t.Fatal(err)
 	}
 	ch := make(chan error, 1)
-	p.WhenCommitted(a.Last, func(err error) { ch <- err })
+	p.WhenCommitted(a, func(err error) { ch <- err })
 	return a.Last, ch
 }
 

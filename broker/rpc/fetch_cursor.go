@@ -26,8 +26,8 @@ type fetchCursor struct {
 	setPooled *[]byte
 	setSize   int
 	it        record.Iterator
-	rec       record.Record
-	has       bool // rec is the next to send
+	rec       *record.Record // the iterator's
+	has       bool           // rec is the next to send
 	// paid is what of the budget the cursor holds between turns.
 	paid int64
 }
@@ -50,7 +50,7 @@ func (f *fetcher) dropCursor(s *fetchSub) {
 
 func (f *fetcher) closeBatch(c *fetchCursor) {
 	c.open, c.has, c.setSize = false, false, 0
-	c.rec = record.Record{}
+	c.rec = nil
 	c.it.Reset(record.Header{Compression: record.CompressionNone}, nil)
 	if c.setPooled != nil {
 		f.svc.opts.Pool.Put(c.setPooled)
@@ -126,7 +126,7 @@ func (f *fetcher) copyRecords(s *fetchSub, c *fetchCursor, limit record.Offset, 
 		if f.opts.maxRecords > 0 && got.records >= f.left {
 			return nil
 		}
-		ok, err := w.add(&c.frame.Header, &c.rec)
+		ok, err := w.add(&c.frame.Header, c.rec)
 		if err != nil || !ok {
 			return err
 		}
@@ -143,7 +143,7 @@ func (f *fetcher) advance(s *fetchSub, c *fetchCursor, limit record.Offset, w re
 	for !c.has {
 		if c.open {
 			if c.it.Next() {
-				c.rec = c.it.Record()
+				c.rec = c.it.Current()
 				c.has = c.rec.Offset >= got.next
 				continue
 			}
@@ -280,16 +280,17 @@ type singleWriter struct {
 	buf    []byte
 	limit  int
 	size   func(*record.Record) int
-	append func([]byte, *record.Record) []byte
+	append func([]byte, *record.Record, int) []byte
 }
 
 func (*singleWriter) frame(*record.Frame, []byte, *fetched) (bool, error) { return false, nil }
 
 func (w *singleWriter) add(_ *record.Header, r *record.Record) (bool, error) {
-	if ok, err := fits(len(w.buf), w.size(r), w.limit, cap(w.buf)); !ok {
+	size := w.size(r)
+	if ok, err := fits(len(w.buf), wire.ElementSize(size), w.limit, cap(w.buf)); !ok {
 		return false, err
 	}
-	w.buf = w.append(w.buf, r)
+	w.buf = w.append(w.buf, r, size)
 	return true, nil
 }
 
@@ -359,7 +360,7 @@ func (w *batchWriter) add(h *record.Header, r *record.Record) (bool, error) {
 	for it := r.Headers(); it.Next(); {
 		w.headers = append(w.headers, record.HeaderKV{Key: string(it.Key()), Value: it.Value()})
 	}
-	size := record.PrefixMax + wire.RecordSize(r)
+	size := record.PrefixMax + wire.ElementSize(wire.RecordSize(r))
 	has := len(w.buf)
 	if w.b.Count() > 0 {
 		has += w.b.Size()

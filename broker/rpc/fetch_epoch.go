@@ -22,40 +22,42 @@ func (f *fetcher) checkLastEpoch(part *partition.Partition, next record.Offset, 
 	case next > st.HighWatermark:
 		return truncatedError(part, st.Epoch, st.HighWatermark)
 	}
-	epoch, err := f.epochAt(part, next-1)
-	if err != nil || epoch == last {
-		return err
+	if at := part.EpochAt(next - 1); at == last || at == commitlog.NoEpoch {
+		return nil
 	}
-	// Epochs never fall along a log, so where those above last begin is found
-	// by halving. All records below lo are of last or before it, and the one
-	// at hi, if it is below next, is not.
-	lo, hi := st.LogStart, next
-	for lo < hi {
-		mid := lo + (hi-lo)/2
-		if epoch, err = f.epochAt(part, mid); err != nil {
-			return err
-		}
-		if epoch <= last {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	epoch = last
-	if lo > st.LogStart {
-		if epoch, err = f.epochAt(part, lo-1); err != nil {
+	epoch, end := part.EpochEnd(last)
+	if epoch == last {
+		// Compaction may have left nothing of the later epochs before next.
+		if empty, err := f.empty(part, end, next); empty || err != nil {
 			return err
 		}
 	}
-	return truncatedError(part, epoch, lo)
+	return truncatedError(part, epoch, min(end, next))
 }
 
-// epochAt returns the leader epoch in which the record at off was appended.
-func (f *fetcher) epochAt(part *partition.Partition, off record.Offset) (record.Epoch, error) {
+// empty reports whether compaction has left no records from one offset up to
+// another.
+func (f *fetcher) empty(part *partition.Partition, from, to record.Offset) (bool, error) {
+	for from < to {
+		h, ok, err := f.headerAt(part, from, to)
+		if err != nil || !ok {
+			return true, err
+		}
+		if h.RecordCount > 0 {
+			return false, nil
+		}
+		from = h.LastOffset() + 1
+	}
+	return true, nil
+}
+
+// headerAt returns the header of the first batch that holds offsets of
+// [from, to); false when there is none.
+func (f *fetcher) headerAt(part *partition.Partition, from, to record.Offset) (h record.Header, ok bool, err error) {
 	pool := f.svc.opts.Pool
 	for size := 4 << 10; ; {
 		b := pool.Get(size)
-		n, err := part.Read(*b, off, off+1)
+		n, err := part.Read(*b, from, to)
 		if short, ok := errors.AsType[*commitlog.ShortBufferError](err); ok && short.Need > size {
 			pool.Put(b)
 			size = short.Need
@@ -64,11 +66,11 @@ func (f *fetcher) epochAt(part *partition.Partition, off record.Offset) (record.
 		frame, verdict := record.ParseFrame((*b)[:n], int64(n), record.MaxFrameSize)
 		pool.Put(b)
 		switch {
-		case err != nil:
-			return 0, err
+		case err != nil || n == 0:
+			return h, false, err
 		case verdict != record.OK:
-			return 0, fmt.Errorf("read the epoch of offset %d of %s: %w: %s", off, part, partition.ErrLogCorrupt, verdict)
+			return h, false, fmt.Errorf("read the header at offset %d of %s: %w: %s", from, part, partition.ErrLogCorrupt, verdict)
 		}
-		return frame.Header.LeaderEpoch, nil
+		return frame.Header, true, nil
 	}
 }

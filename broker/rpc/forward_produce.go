@@ -219,7 +219,7 @@ func (f *forwardProduce) append(w *forwardedWrite, now time.Time) {
 		return
 	}
 	f.out.expect(w)
-	cancel := part.WhenCommitted(got.Last, func(err error) {
+	cancel := part.WhenCommitted(got, func(err error) {
 		if err != nil {
 			err = &uncertainError{cause: err, base: got.Base}
 		}

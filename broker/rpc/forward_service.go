@@ -48,9 +48,6 @@ func (s *ForwardService) Register(r grpc.ServiceRegistrar) {
 // are told that nothing else was.
 func (s *ForwardService) Drain() { s.drainOnce.Do(func() { close(s.drain) }) }
 
-// open returns how many requests were stored and are not answered yet.
-func (s *ForwardService) open() int64 { return s.waiting.Load() }
-
 // Wait returns when no goroutine of the service runs any more. Call it when the
 // server has stopped.
 func (s *ForwardService) Wait() { s.readers.Wait() }

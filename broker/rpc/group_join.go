@@ -48,8 +48,9 @@ type joinFrame struct {
 
 // A joinPeer is the coordinator's end of a membership.
 type joinPeer interface {
-	// say hands a message over; its error is what is wrong with the message.
-	say(req *runnelv1.JoinRequest) error
+	// say hands a message over; its error is what is wrong with the message, or the
+	// cause of ctx, which ended first.
+	say(ctx context.Context, req *runnelv1.JoinRequest) error
 	// answers is closed when nothing more comes, which is orderly only after an
 	// answer that says so.
 	answers() <-chan *runnelv1.JoinResponse
@@ -223,7 +224,9 @@ func (j *joinSession) converse(ctx context.Context, deadline time.Time) (again b
 					j.latest = f.req
 				}
 				j.left = j.left || f.req.GetLeave() != nil
-				if err := j.peer.say(f.req); err != nil {
+				if err := j.peer.say(ctx, f.req); ctx.Err() != nil {
+					return false, context.Cause(ctx)
+				} else if err != nil {
 					return false, j.fail(err)
 				}
 			}
@@ -377,7 +380,7 @@ func (r *remoteMembership) receive(ctx context.Context) {
 	}
 }
 
-func (r *remoteMembership) say(req *runnelv1.JoinRequest) error {
+func (r *remoteMembership) say(_ context.Context, req *runnelv1.JoinRequest) error {
 	// A failure to send shows as the end of the answers.
 	_ = r.stream.Send(&replicav1.ForwardJoinRequest{Request: req})
 	return nil

@@ -38,7 +38,7 @@ func (s *GroupService) joinHere(ctx context.Context, n int32, first *runnelv1.Jo
 	ctx, cancel := context.WithCancel(ctx)
 	l := &localMembership{svc: s, m: m, address: address, cancel: cancel, out: make(chan *runnelv1.JoinResponse), ended: make(chan struct{})}
 	s.deps.Logs.readers.Go(func() { l.listen(ctx) })
-	if err := l.say(first); err != nil {
+	if err := l.say(ctx, first); err != nil {
 		l.close()
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (l *localMembership) listen(ctx context.Context) {
 }
 
 // say hands a message to the coordinator.
-func (l *localMembership) say(req *runnelv1.JoinRequest) error {
+func (l *localMembership) say(ctx context.Context, req *runnelv1.JoinRequest) error {
 	switch e := req.GetEvent().(type) {
 	case *runnelv1.JoinRequest_Join:
 		id, err := idOf(e.Join.GetMemberId())
@@ -87,23 +87,22 @@ func (l *localMembership) say(req *runnelv1.JoinRequest) error {
 		if err != nil {
 			return err
 		}
-		l.m.Join(id, e.Join.GetMemberEpoch(), terms, req.GetSequence())
+		return l.m.Join(ctx, id, e.Join.GetMemberEpoch(), terms, req.GetSequence())
 	case *runnelv1.JoinRequest_Owned:
-		return l.report(e.Owned, req.GetSequence())
+		return l.report(ctx, e.Owned, req.GetSequence())
 	case *runnelv1.JoinRequest_Leave:
-		l.m.Leave(req.GetSequence())
+		return l.m.Leave(ctx, req.GetSequence())
 	case nil:
-		l.m.Ping(req.GetSequence())
+		return l.m.Ping(ctx, req.GetSequence())
 	default:
 		return fmt.Errorf("%w: this version does not know the message", errUnsupported)
 	}
-	return nil
 }
 
 // mostOwned bounds a report.
 const mostOwned = 1 << 20
 
-func (l *localMembership) report(o *runnelv1.OwnedPartitions, sequence uint64) error {
+func (l *localMembership) report(ctx context.Context, o *runnelv1.OwnedPartitions, sequence uint64) error {
 	if l.owned == nil {
 		l.owned = map[group.Part]bool{}
 	}
@@ -120,13 +119,11 @@ func (l *localMembership) report(o *runnelv1.OwnedPartitions, sequence uint64) e
 		return invalid("the report names more than %d partitions", mostOwned)
 	}
 	if o.GetMore() {
-		l.m.Ping(sequence)
-		return nil
+		return l.m.Ping(ctx, sequence)
 	}
 	owned := l.owned
 	l.owned = nil
-	l.m.Own(o.GetRevision(), owned, sequence)
-	return nil
+	return l.m.Own(ctx, o.GetRevision(), owned, sequence)
 }
 
 // terms reads what a member joins with.

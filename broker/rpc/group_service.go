@@ -242,8 +242,13 @@ func (s *GroupService) ListGroups(ctx context.Context, req *runnelv1.ListGroupsR
 		found = append(found, resp.GetGroups()...)
 		more = more || resp.GetNextPageToken() != ""
 	}
+	list := func(i int) *replicav1.ForwardGroupRequest {
+		return &replicav1.ForwardGroupRequest{
+			Partition: int32(i), Principal: rpcserver.Principal(ctx), Request: &replicav1.ForwardGroupRequest_List{List: asked}, //nolint:gosec // bounded by the image
+		}
+	}
 	q := router.Question{Method: "group", Here: func(ctx context.Context, i int) error {
-		resp, err := s.serve(ctx, &replicav1.ForwardGroupRequest{Partition: int32(i), Request: &replicav1.ForwardGroupRequest_List{List: asked}}) //nolint:gosec // bounded by the image
+		resp, err := s.serve(ctx, list(i))
 		if err == nil {
 			add(resp.GetList())
 		}
@@ -251,7 +256,7 @@ func (s *GroupService) ListGroups(ctx context.Context, req *runnelv1.ListGroupsR
 	}, There: func(ctx context.Context, c replicav1.ForwardServiceClient, at []int) ([]*runnelv1.ItemError, error) {
 		var items []*runnelv1.ItemError
 		for _, i := range at {
-			resp, err := c.ForwardGroup(ctx, &replicav1.ForwardGroupRequest{Partition: int32(i), Request: &replicav1.ForwardGroupRequest_List{List: asked}}) //nolint:gosec // bounded by the image
+			resp, err := c.ForwardGroup(ctx, list(i))
 			if err != nil {
 				return nil, err
 			}

@@ -139,7 +139,7 @@ func (s *LogService) WriteLocal(topic uuid.UUID, n int32, w *router.Write) error
 		w.Committed(nil)
 		return nil
 	}
-	w.Await(part.WhenCommitted(got.Last, w.Committed))
+	w.Await(part.WhenCommitted(got, w.Committed))
 	return nil
 }
 

@@ -273,7 +273,7 @@ func (p *produceSession) append(c *produceCall, i int, t *metadata.Topic, buf *[
 				p.calls.resolve(pt, nil)
 				return
 			}
-			p.calls.await(pt, pt.part.WhenCommitted(got.Last, pt.done))
+			p.calls.await(pt, pt.part.WhenCommitted(got, pt.done))
 			return
 		}
 		if !p.goesAway(err) {

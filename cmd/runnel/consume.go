@@ -43,6 +43,8 @@ With --group the topic is read as a member of a consumer group: the group's
 members divide the partitions, and each goes on where the group stood. What was
 printed is committed. --from, which is earliest or latest then, is for partitions
 for which the group has committed nothing; see "runnel group seek" to move it.
+--exit-at-end stops when the group has come to the end as it was at the start,
+whichever members read it.
 
 --print says what to print of each:
 ` + templateHelp + `.`,
@@ -126,6 +128,8 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 		return err
 	}
 	defer r.Close()
+	watch := &waitWatch{a: a, topic: topic, admin: c.NewAdmin(), reads: func(n int32) bool { return f.partition == client.AnyPartition || n == f.partition }}
+	defer watch.start(ctx)()
 	assign, cancel := context.WithTimeout(ctx, a.timeout)
 	err = r.Assign(assign, client.Assignment{Topic: topic, Partition: f.partition, Start: start, AtEnd: f.exitAtEnd})
 	cancel()

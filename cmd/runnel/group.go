@@ -97,6 +97,7 @@ type seekFlags struct {
 	partition int32
 	to        string
 	dry       bool
+	create    bool
 }
 
 func (a *app) groupSeek() *cobra.Command {
@@ -108,7 +109,10 @@ none when anything is wrong. It works while members run: they give the partition
 up, and are given them again with the new place.
 
 --to is earliest, latest, an offset, a time such as @2026-01-31T12:00:00Z, or +10 or
--10 for so many records on or back from what is committed.`,
+-10 for so many records on or back from what is committed.
+
+The group must exist; with --create one that does not is made, so that its members
+begin there.`,
 		Example: `  runnel group seek billing --topic orders --to earliest --dry-run
   runnel group seek billing --topic orders --to @2026-01-31T12:00:00Z
   runnel group seek billing --topic orders --partition 3 --to -100`,
@@ -128,6 +132,7 @@ up, and are given them again with the new place.
 	hideDefault(c, "partition")
 	fs.StringVar(&f.to, "to", "", "where to: `earliest|latest|OFFSET|@TIME|+N|-N`")
 	fs.BoolVar(&f.dry, "dry-run", false, "say what would be done, change nothing")
+	fs.BoolVar(&f.create, "create", false, "make the group if it does not exist")
 	complete(c, "to", "earliest", "latest")
 	return c
 }
@@ -157,6 +162,9 @@ func (a *app) seekGroup(ctx context.Context, group string, f seekFlags) error {
 		return err
 	}
 	return a.withAdmin(ctx, func(ctx context.Context, admin *client.Admin) error {
+		if err := groupExists(ctx, admin, group, f.create); err != nil {
+			return err
+		}
 		rs, applied, err := admin.ResetOffsets(ctx, group, []client.OffsetReset{reset}, a.adminOptions(f.dry)...)
 		if err != nil {
 			return err
@@ -189,6 +197,19 @@ func (a *app) seekGroup(ctx context.Context, group string, f seekFlags) error {
 		}
 		return nil
 	})
+}
+
+// groupExists is an error when a group is not there, and need not be created: most
+// often its name is mistyped, and moving it would make another one in silence.
+func groupExists(ctx context.Context, admin *client.Admin, group string, create bool) error {
+	if create {
+		return nil
+	}
+	_, err := admin.DescribeGroup(ctx, group)
+	if errors.Is(err, client.ErrGroupNotFound) {
+		return fmt.Errorf("%w\nTo make it, so that its members begin there, add --create", err)
+	}
+	return err
 }
 
 // within writes a number of seconds for people; negative: not known.

@@ -31,6 +31,8 @@ type groupDetailView struct {
 	LagRecords  *int64              `json:"lag_records,omitempty"`
 	LagSeconds  *float64            `json:"lag_seconds,omitempty"`
 	Loss        *lossView           `json:"time_to_data_loss_seconds,omitempty"`
+	Uncommitted int                 `json:"uncommitted_partitions"`
+	Unread      int64               `json:"uncommitted_records"`
 	Expires     *time.Time          `json:"expire_time,omitempty"`
 	Members     []groupMemberView   `json:"members"`
 	Partitions  []groupPositionView `json:"partitions"`
@@ -70,7 +72,11 @@ func (a *app) groupDescribe() *cobra.Command {
 		Long: `Shows a group's members, and of each partition what is committed, the end, and how
 far behind the group is: in records, in time (the age of the first record that it
 has not committed), and how long until records are deleted that it has not read,
-at the pace of the last minutes ("loss in"). "-" is what is not known.`,
+at the pace of the last minutes ("loss in"). "-" is what is not known.
+
+"none" is committed of a partition that the group reads and has not committed
+anything of. How far behind it is there depends on where its reader began, which only
+that knows, so these partitions are counted beside the lag.`,
 		Example: "  runnel group describe billing\n  runnel group describe billing --format json",
 		RunE: func(c *cobra.Command, names []string) error {
 			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {
@@ -98,6 +104,7 @@ func groupDetail(d client.GroupDescription) groupDetailView {
 	v := groupDetailView{
 		Group: d.Group, State: string(d.State), Epoch: d.Epoch, Assignor: d.Assignor, Coordinator: present(d.Coordinator),
 		LagRecords: present(d.LagRecords), LagSeconds: seconds(d.LagSeconds), Loss: (*lossView)(seconds(d.TimeToDataLossSecs)),
+		Uncommitted: d.Uncommitted, Unread: d.UncommittedRecords,
 		Members: []groupMemberView{}, Partitions: []groupPositionView{},
 	}
 	if !d.ExpireTime.IsZero() {
@@ -124,6 +131,9 @@ func groupDetail(d client.GroupDescription) groupDetailView {
 func (a *app) printGroup(d client.GroupDescription) error {
 	fmt.Fprintf(a.out, "group        %s\nstate        %s, epoch %d\nassignor     %s\ncoordinator  broker %s\n", d.Group, d.State, d.Epoch, d.Assignor, known(d.Coordinator))
 	fmt.Fprintf(a.out, "behind       %s records, %s\ndata loss in %s\n", known(d.LagRecords), within(d.LagSeconds), within(d.TimeToDataLossSecs))
+	if d.Uncommitted > 0 {
+		fmt.Fprintf(a.out, "no commit    of %d partitions, which hold %d records\n", d.Uncommitted, d.UncommittedRecords)
+	}
 	if !d.ExpireTime.IsZero() {
 		fmt.Fprintf(a.out, "forgotten at %s\n", stamp(d.ExpireTime))
 	}
@@ -152,12 +162,20 @@ func (a *app) printGroup(d client.GroupDescription) error {
 			owner += " -> " + p.NextMemberID
 		}
 		rows = append(rows, []string{
-			orDash(p.Topic), fmt.Sprint(p.Partition), known(p.Committed), known(p.HighWatermark), known(p.LagRecords),
+			orDash(p.Topic), fmt.Sprint(p.Partition), committed(p.Committed), known(p.HighWatermark), known(p.LagRecords),
 			within(p.LagSeconds), within(p.TimeToDataLossSecs), owner,
 		})
 	}
 	fmt.Fprintln(a.out)
 	return table(a.out, "topic partition committed end lag behind loss-in member", rows)
+}
+
+// committed writes a committed offset.
+func committed(offset int64) string {
+	if offset < 0 {
+		return "none"
+	}
+	return fmt.Sprint(offset)
 }
 
 func orDash(s string) string {

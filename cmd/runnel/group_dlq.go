@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -119,8 +120,8 @@ func (a *app) dlqRedrive() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use: "redrive TOPIC", Short: "Write dead letters back to where they came from", Args: args("TOPIC"), ValidArgsFunction: a.topics,
-		Long: `Writes the records of a dead-letter topic back to the topic that each came from, or
-to the one that --to names, without the headers that were added, and ends with the
+		Long: `Writes the records of a dead-letter topic back to the topic and partition that each
+came from, or to the topic that --to names, by their keys, without the headers that were added, and ends with the
 last one there was at the start. The records stay in the dead-letter topic; a group
 of its own, dlq-redrive.TOPIC, remembers how far it has come, so that each is redriven
 once: when it is interrupted, run it again, and it goes on. Only what was written in
@@ -146,9 +147,12 @@ type redriver struct {
 	topic, to string
 	admin     *client.Admin
 	g         *client.Group
-	p         *client.Producer
-	ends      map[int32]int64
-	written   int64
+	// exact writes to the partitions that records name, keyed as their keys say.
+	exact, keyed *client.Producer
+	ends         map[int32]int64
+	counts       map[string]int64 // partitions of topics
+	fresh        bool             // nothing was ever redriven
+	written      int64
 }
 
 func (a *app) redrive(ctx context.Context, topic, to string, dry bool) error {
@@ -159,7 +163,12 @@ func (a *app) redrive(ctx context.Context, topic, to string, dry bool) error {
 	defer c.Close()
 	ctx, stop := interruptible(ctx)
 	defer stop()
-	r := &redriver{a: a, topic: topic, to: to, admin: c.NewAdmin(), ends: map[int32]int64{}}
+	if to != "" {
+		if err := a.look(ctx, c, to); err != nil {
+			return err
+		}
+	}
+	r := &redriver{a: a, topic: topic, to: to, admin: c.NewAdmin(), ends: map[int32]int64{}, counts: map[string]int64{}}
 	left, err := r.look(ctx)
 	if err != nil {
 		return err
@@ -168,19 +177,37 @@ func (a *app) redrive(ctx context.Context, topic, to string, dry bool) error {
 		return a.redriven(left, true)
 	}
 	if left > 0 {
-		if r.g, err = c.NewGroup(redriveGroup(topic), client.Topics(topic)); err != nil {
-			return err
-		}
-		if r.p, err = c.NewProducer(); err != nil {
-			return err
-		}
-		err = a.groupHint(r.all(ctx), redriveGroup(topic), topic)
-		err = errors.Join(err, r.p.Close(ctx), r.g.Close())
+		err = r.run(ctx, c)
 	}
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
+	if err != nil && r.written == 0 {
+		return err // and nothing was done
+	}
 	return errors.Join(a.redriven(r.written, false), err)
+}
+
+// run redrives. A group that came to nothing is not left behind.
+func (r *redriver) run(ctx context.Context, c *client.Client) (err error) {
+	name := redriveGroup(r.topic)
+	if r.g, err = c.NewGroup(name, client.Topics(r.topic)); err != nil {
+		return err
+	}
+	if r.exact, err = c.NewProducer(client.PartitionBy(client.Manual)); err != nil {
+		return err
+	}
+	if r.keyed, err = c.NewProducer(); err != nil {
+		return err
+	}
+	err = r.a.groupHint(r.all(ctx), name, r.topic)
+	err = errors.Join(err, r.exact.Close(ctx), r.keyed.Close(ctx), r.g.Close())
+	if err != nil && r.fresh && r.written == 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.a.timeout)
+		defer cancel()
+		_ = r.admin.DeleteGroup(ctx, name) // it says no more than that there is nothing
+	}
+	return err
 }
 
 func (a *app) redriven(n int64, dry bool) error {
@@ -236,7 +263,7 @@ func (r *redriver) look(ctx context.Context) (left int64, err error) {
 // committed returns how far the redriving has come.
 func (r *redriver) committed(ctx context.Context) (map[int32]int64, error) {
 	d, err := r.admin.DescribeGroup(ctx, redriveGroup(r.topic))
-	if errors.Is(err, client.ErrGroupNotFound) {
+	if r.fresh = errors.Is(err, client.ErrGroupNotFound); r.fresh {
 		return nil, nil
 	}
 	at := map[int32]int64{}
@@ -310,24 +337,15 @@ func (r *redriver) batch(ctx context.Context, b *client.Batch) error {
 		if rec.Offset >= r.ends[rec.Partition] {
 			break // it came later
 		}
-		last = rec
-		to := r.to
-		if to == "" {
-			to = letter(&rec).SourceTopic
-		}
-		if to == "" {
-			return errors.Join(fmt.Errorf("record %d/%d of %s does not say where it came from: say where to with --to", rec.Partition, rec.Offset, r.topic),
-				r.write(ctx, back))
-		}
-		out := rec.Clone()
-		out.Topic = to
-		out.Headers = nil
-		for _, h := range rec.Clone().Headers {
-			if !strings.HasPrefix(h.Key, client.DeadLetterPrefix) {
-				out.Headers = append(out.Headers, h)
+		out, err := r.restore(ctx, &rec)
+		if err != nil {
+			err = fmt.Errorf("record %d/%d of %s %w", rec.Partition, rec.Offset, r.topic, err)
+			if len(back) > 0 { // those before it are done
+				err = errors.Join(err, r.write(ctx, back, last))
 			}
+			return err
 		}
-		back = append(back, out)
+		back, last = append(back, out), rec
 	}
 	if err := b.Err(); err != nil {
 		return err
@@ -335,21 +353,83 @@ func (r *redriver) batch(ctx context.Context, b *client.Batch) error {
 	if len(back) == 0 {
 		return nil
 	}
-	if err := r.write(ctx, back); err != nil {
-		return err
-	}
-	return r.g.Commit(ctx, last)
+	return r.write(ctx, back, last)
 }
 
-func (r *redriver) write(ctx context.Context, recs []client.Record) error {
-	if len(recs) == 0 {
-		return nil
+// restore returns a record as it was before it was put aside. Its partition is that
+// where it was, or AnyPartition when its key says.
+func (r *redriver) restore(ctx context.Context, rec *client.Record) (client.Record, error) {
+	from := letter(rec)
+	out := rec.Clone()
+	headers := out.Headers
+	out.Topic, out.Partition, out.Headers = r.to, client.AnyPartition, nil
+	for _, h := range headers {
+		if !strings.HasPrefix(h.Key, client.DeadLetterPrefix) {
+			out.Headers = append(out.Headers, h)
+		}
+	}
+	if r.to != "" {
+		return out, nil
+	}
+	if out.Topic = from.SourceTopic; out.Topic == "" {
+		return out, errors.New("does not say where it came from: say where to with --to")
+	}
+	if from.SourcePartition != "" {
+		n, err := strconv.ParseInt(from.SourcePartition, 10, 32)
+		if err != nil || n < 0 {
+			return out, fmt.Errorf("came from partition %.40q, which is none: say where to with --to", from.SourcePartition)
+		}
+		switch count, err := r.partitions(ctx, out.Topic); {
+		case err != nil:
+			return out, fmt.Errorf("can't go back: %w", err)
+		case n >= count:
+			return out, fmt.Errorf("came from partition %d of %s, which has %d by now: let its key say where to with --to %s", n, out.Topic, count, word(out.Topic))
+		}
+		out.Partition = int32(n)
+	}
+	return out, nil
+}
+
+// partitions returns how many partitions a topic has.
+func (r *redriver) partitions(ctx context.Context, topic string) (int64, error) {
+	if n, ok := r.counts[topic]; ok {
+		return n, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.a.timeout)
 	defer cancel()
-	if _, err := r.p.ProduceSync(ctx, recs...); err != nil {
-		return fmt.Errorf("redrive: %w", err)
+	ds, err := r.admin.DescribeTopics(ctx, []string{topic})
+	if err != nil {
+		return 0, err
 	}
-	r.written += int64(len(recs))
-	return nil
+	d, err := one(ds)
+	if err == nil {
+		err = d.Err
+	}
+	if err != nil {
+		return 0, err
+	}
+	r.counts[topic] = int64(len(d.Partitions))
+	return r.counts[topic], nil
+}
+
+// write writes records back, and commits that all up to last are.
+func (r *redriver) write(ctx context.Context, recs []client.Record, last client.Record) error {
+	one, cancel := context.WithTimeout(ctx, r.a.timeout)
+	defer cancel()
+	for len(recs) > 0 { // runs of the same kind, so that they stay in their order
+		p, n := r.exact, 1
+		keyed := recs[0].Partition == client.AnyPartition
+		if keyed {
+			p = r.keyed
+		}
+		for n < len(recs) && (recs[n].Partition == client.AnyPartition) == keyed {
+			n++
+		}
+		if _, err := p.ProduceSync(one, recs[:n]...); err != nil {
+			return fmt.Errorf("redrive: %w", err)
+		}
+		r.written += int64(n)
+		recs = recs[n:]
+	}
+	return r.g.Commit(ctx, last)
 }

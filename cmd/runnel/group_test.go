@@ -20,7 +20,6 @@ func TestGroupMistakes(t *testing.T) {
 		"the first is 0":            "group seek g --topic t --to 1 --partition -1",
 		"no command":                "group dance",
 		"leave out --group":         "consume t --group g --partition 1",
-		"a group has no end":        "consume t --group g --exit-at-end",
 		"group seek g --topic t":    "consume t --group g --from 17",
 		"want 1s to 5m":             "consume t --group g --session-timeout 1ms",
 		"the name of a group":       "consume t --group=",

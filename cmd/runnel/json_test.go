@@ -21,7 +21,7 @@ func TestJSONKeys(t *testing.T) {
 		"broker":         {brokerView{}, "id address rack state epoch version leaders replicas"},
 		"cluster":        {clusterView{}, "id answered_by version controller controller_epoch controllers topics partitions brokers"},
 		"group":          {groupView{}, "group state members coordinator"},
-		"group detail":   {groupDetailView{}, "group state epoch assignor coordinator lag_records lag_seconds time_to_data_loss_seconds expire_time members partitions"},
+		"group detail":   {groupDetailView{}, "group state epoch assignor coordinator lag_records lag_seconds time_to_data_loss_seconds uncommitted_partitions uncommitted_records expire_time members partitions"},
 		"group member":   {groupMemberView{}, "member_id instance_id client address rack epoch topics topic_pattern owned_partitions target_partitions connected silent_seconds"},
 		"group position": {groupPositionView{}, "topic partition member_id next_member_id committed_offset log_start_offset high_watermark lag_records lag_seconds time_to_data_loss_seconds"},
 		"reset":          {resetView{}, "topic partition old_offset new_offset error"},

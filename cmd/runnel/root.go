@@ -121,11 +121,11 @@ func (a *app) explain(err error) string {
 	case errors.Is(err, client.ErrGroupNotFound):
 		hint = "See the groups there are with: " + a.typed("group list")
 	case errors.Is(err, client.ErrGroupNotEmpty):
-		hint = "See them with: " + a.typed("group describe GROUP")
+		hint = "See them with: " + a.typed("group describe "+about(err, "group", "GROUP"))
 	case errors.Is(err, client.ErrInvalidConfig):
-		hint = "See the keys of a topic with: " + a.typed("topic describe NAME")
+		hint = "See the keys of a topic with: " + a.typed("topic describe "+about(err, "topic", "NAME"))
 	case errors.Is(err, client.ErrTopicNotFound):
-		hint = "See the topics there are with: " + a.typed("topic list") + "\nor create it with: " + a.typed("topic create NAME")
+		hint = "See the topics there are with: " + a.typed("topic list") + "\nor create it with: " + a.typed("topic create "+about(err, "topic", "NAME"))
 	case errors.Is(err, context.DeadlineExceeded):
 		hint = fmt.Sprintf("It did not end within %v, asked at %s: see %s, ask another broker with --brokers, or wait longer with --timeout.",
 			a.timeout, strings.Join(a.brokers, ", "), a.typed("cluster health"))
@@ -137,6 +137,26 @@ func (a *app) explain(err error) string {
 		return text
 	}
 	return text + "\n" + hint
+}
+
+// about returns what an error is about, ready to be typed; other when it does not say.
+func about(err error, fact, other string) string {
+	e, ok := errors.AsType[*client.Error](err)
+	if !ok || e.Metadata[fact] == "" {
+		return other
+	}
+	return word(e.Metadata[fact])
+}
+
+// word is a text as a shell takes it for one word.
+func word(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-:/,@+", r)
+	}
+	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 func (a *app) root() *cobra.Command {

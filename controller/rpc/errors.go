@@ -24,6 +24,9 @@ var ErrNotActive = errors.New("not the active controller")
 // ErrStopping is returned while this controller ends.
 var ErrStopping = errors.New("the controller is shutting down")
 
+// ErrFlooded ends a session whose messages come faster than they can be done.
+var ErrFlooded = errors.New("too many messages of this broker wait to be done: register again")
+
 // A NotActiveError says who is the active controller.
 type NotActiveError struct {
 	Address    string // host:port; "" when nobody is known to be
@@ -68,6 +71,7 @@ func Rules() []rpcerr.Rule {
 		{Err: sessions.ErrSilent, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: sessions.ErrUncertain, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: mirror.ErrLagging, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
+		{Err: ErrFlooded, Code: codes.Aborted, Reason: runnelv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH},
 		{Err: ErrStopping, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN},
 		{Err: store.ErrUnknown, Code: codes.Unavailable, Reason: runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, OutcomeUnknown: true},
 		{Err: ErrNotActive, Code: codes.FailedPrecondition, Reason: runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER},

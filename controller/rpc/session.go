@@ -54,7 +54,7 @@ func (s *Service) Session(stream grpc.BidiStreamingServer[controllerv1.SessionRe
 	defer act.Leave(adm)
 	c := &conn{
 		service: s, stream: stream, active: act, adm: adm,
-		acks: make(chan uint64, maxPendingAcks), duties: make(chan *controllerv1.SessionRequest, 16),
+		acks: make(chan uint64, maxPendingAcks), duties: newPile(),
 		broke: make(chan error, 2), over: make(chan struct{}),
 	}
 	defer close(c.over)
@@ -87,7 +87,7 @@ type conn struct {
 	active  *active.Active
 	adm     *active.Admission
 	acks    chan uint64
-	duties  chan *controllerv1.SessionRequest
+	duties  *pile
 	broke   chan error    // why receiving or working ended; room for both
 	over    chan struct{} // closed when sending has ended
 
@@ -221,9 +221,9 @@ func object(o state.Object) *controllerv1.MetadataObject {
 	return m
 }
 
-// receive takes what the broker sends, until the stream ends.
+// receive takes what the broker sends, until the stream ends. It waits for nothing else: behind what waits may be heartbeats.
 func (c *conn) receive() {
-	defer close(c.duties)
+	defer c.duties.end()
 	for {
 		req, err := c.stream.Recv()
 		if err != nil {
@@ -233,9 +233,8 @@ func (c *conn) receive() {
 		hb := req.GetHeartbeat()
 		if hb == nil {
 			c.adm.Session.Heard()
-			select {
-			case c.duties <- req:
-			case <-c.over:
+			if !c.duties.add(req) {
+				c.broke <- ErrFlooded
 				return
 			}
 			continue
@@ -250,13 +249,25 @@ func (c *conn) receive() {
 
 // work does what the broker's messages ask for, in order, until receiving ends.
 func (c *conn) work() {
-	for req := range c.duties {
-		if err := c.duty(req); err != nil {
-			c.broke <- err
-			break
+	for {
+		reqs, more := c.duties.take()
+		for _, req := range reqs {
+			if err := c.duty(req); err != nil {
+				c.broke <- err
+				return
+			}
 		}
-	}
-	for range c.duties { // let receiving end
+		if len(reqs) > 0 {
+			continue
+		}
+		if !more {
+			return
+		}
+		select {
+		case <-c.duties.wake:
+		case <-c.over:
+			return
+		}
 	}
 }
 

@@ -48,11 +48,41 @@ func (b *bench) commit(changes []Change) {
 		seen[c.Key] = true
 		u := Update{Key: c.Key}
 		if c.Object != nil {
-			u.Object = At(c.Object, b.revision)
+			u.Object = written(c.Object, b.revision)
 		}
 		updates = append(updates, u)
 	}
 	b.deltas = append(b.deltas, b.Apply(b.revision, updates))
+}
+
+// written returns o as it is when it was written at rev.
+func written(o Object, rev Revision) Object {
+	switch o := o.(type) {
+	case *Broker:
+		c := *o
+		c.Revision = rev
+		return &c
+	case *Topic:
+		c := o.clone()
+		c.Revision = rev
+		return c
+	case *Name:
+		return &Name{Name: o.Name, Topic: o.Topic, Revision: rev}
+	case *Partition:
+		c := o.clone()
+		c.Revision = rev
+		return c
+	case *Counters:
+		c := *o
+		c.Revision = rev
+		return &c
+	case *Cluster:
+		c := *o
+		c.Revision = rev
+		return &c
+	default:
+		panic(fmt.Sprintf("this bench writes no %T", o))
+	}
 }
 
 func (b *bench) modified(k Key) Revision {

@@ -51,12 +51,7 @@ type Object interface {
 	Key() Key
 	// Modified is the revision that wrote it; 0 before it was written.
 	Modified() Revision
-	// at returns a copy that was written at a revision.
-	at(rev Revision) Object
 }
-
-// At returns o as written at rev.
-func At(o Object, rev Revision) Object { return o.at(rev) }
 
 // A BrokerPhase says what a broker may do.
 type BrokerPhase uint8
@@ -98,8 +93,6 @@ func (b *Broker) Key() Key { return BrokerKey(b.ID) }
 // Modified implements Object.
 func (b *Broker) Modified() Revision { return b.Revision }
 
-func (b *Broker) at(rev Revision) Object { c := *b; c.Revision = rev; return &c }
-
 // BrokerKey returns a broker's key.
 func BrokerKey(id BrokerID) Key { return Key{Kind: KindBroker, Broker: id} }
 
@@ -137,8 +130,6 @@ func (t *Topic) Key() Key { return TopicKey(t.ID) }
 // Modified implements Object.
 func (t *Topic) Modified() Revision { return t.Revision }
 
-func (t *Topic) at(rev Revision) Object { c := t.clone(); c.Revision = rev; return c }
-
 func (t *Topic) clone() *Topic {
 	c := *t
 	c.Configs = maps.Clone(t.Configs)
@@ -162,8 +153,6 @@ func (n *Name) Key() Key { return NameKey(n.Name) }
 
 // Modified implements Object.
 func (n *Name) Modified() Revision { return n.Revision }
-
-func (n *Name) at(rev Revision) Object { c := *n; c.Revision = rev; return &c }
 
 // NameKey returns a name's key.
 func NameKey(name string) Key { return Key{Kind: KindName, Name: name} }
@@ -208,8 +197,6 @@ func (p *Partition) PartitionKey() PartitionKey { return PartitionKey{p.Topic, p
 // Modified implements Object.
 func (p *Partition) Modified() Revision { return p.Revision }
 
-func (p *Partition) at(rev Revision) Object { c := p.clone(); c.Revision = rev; return c }
-
 func (p *Partition) clone() *Partition {
 	c := *p
 	c.Replicas = slices.Clone(p.Replicas)
@@ -234,8 +221,6 @@ func (c *Counters) Key() Key { return Key{Kind: KindCounters} }
 // Modified implements Object.
 func (c *Counters) Modified() Revision { return c.Revision }
 
-func (c *Counters) at(rev Revision) Object { d := *c; d.Revision = rev; return &d }
-
 // ProducerIDs says which producer ids were given away.
 type ProducerIDs struct {
 	Next     int64 // the lowest that was not
@@ -248,8 +233,6 @@ func (p *ProducerIDs) Key() Key { return Key{Kind: KindProducerIDs} }
 // Modified implements Object.
 func (p *ProducerIDs) Modified() Revision { return p.Revision }
 
-func (p *ProducerIDs) at(rev Revision) Object { c := *p; c.Revision = rev; return &c }
-
 // A Cluster is the cluster's identity.
 type Cluster struct {
 	ID       uuid.UUID
@@ -261,8 +244,6 @@ func (c *Cluster) Key() Key { return Key{Kind: KindCluster} }
 
 // Modified implements Object.
 func (c *Cluster) Modified() Revision { return c.Revision }
-
-func (c *Cluster) at(rev Revision) Object { d := *c; d.Revision = rev; return &d }
 
 // A Controller is the active controller.
 type Controller struct {
@@ -277,8 +258,6 @@ func (c *Controller) Key() Key { return Key{Kind: KindController} }
 
 // Modified implements Object.
 func (c *Controller) Modified() Revision { return c.Revision }
-
-func (c *Controller) at(rev Revision) Object { d := *c; d.Revision = rev; return &d }
 
 // A Change is one write of a transaction, or one removal. It holds only while the object is as it was when the change was
 // decided: last written at Base, or absent when Base is 0.

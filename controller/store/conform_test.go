@@ -84,6 +84,11 @@ func TestOpenMember_damagedFiles(t *testing.T) {
 	for name, hurt := range map[string]func() error{
 		"another log":      func() error { return os.WriteFile(wals[0], bytes.Repeat([]byte{0xa5, 0x17}, 20000), 0o600) },
 		"a flipped bit":    func() error { return overwrite(wals[0], 300, 2) },
+		"a zeroed log":     func() error { return zero(wals[0], 0) },
+		"a log of zeros":   func() error { return os.WriteFile(wals[0], make([]byte, 4096), 0o600) },
+		"zeroed to an end": func() error { return zero(wals[0], 300) },
+		"a zeroed page":    func() error { return zero(wals[0], 0, 4096) },
+		"a zeroed base":    func() error { return zero(db, 0) },
 		"an empty log":     func() error { return os.Truncate(wals[0], 0) },
 		"no log":           func() error { return os.Remove(wals[0]) },
 		"no header":        func() error { return overwrite(db, 0, 2*os.Getpagesize()) },
@@ -108,6 +113,9 @@ func TestOpenMember_damagedFiles(t *testing.T) {
 			_, err := store.OpenMember(t.Context(), e, zerolog.Nop())
 			if !errors.Is(err, store.ErrUnusable) || !strings.Contains(err.Error(), "controller restore") {
 				t.Errorf("open: %v, want %v", err, store.ErrUnusable)
+			}
+			if err == nil || strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), e.Dir) {
+				t.Errorf("it says %v", err)
 			}
 		})
 	}
@@ -166,4 +174,18 @@ func overwrite(path string, at, n int) error {
 	}
 	_, err = f.WriteAt(bytes.Repeat([]byte{0xa5, 0x17}, n/2), int64(at))
 	return errors.Join(err, f.Close())
+}
+
+// zero makes all bytes of a file zero from from on, up to to if there is one.
+func zero(path string, from int64, to ...int64) error {
+	b, err := os.ReadFile(path) //nolint:gosec // a file of the test
+	if err != nil {
+		return err
+	}
+	end := int64(len(b))
+	if len(to) > 0 {
+		end = to[0]
+	}
+	clear(b[from:end])
+	return os.WriteFile(path, b, 0o600)
 }

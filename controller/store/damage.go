@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
+	"go.uber.org/zap"
 )
 
 // ErrUnusable is returned when etcd can't make sense of what is in its directory.
@@ -54,14 +56,94 @@ func checkFiles(dir string) error {
 		return unusable("there is a database, and no write-ahead log beside it")
 	}
 	for _, log := range wals {
-		if info, err := os.Stat(log); err == nil && info.Size() == 0 {
-			return unusable("%s is empty", log)
+		if err := checkBegin(log); err != nil {
+			return unusable("%s: %w", log, err)
 		}
 	}
 	if err := checkDatabase(path); err != nil {
 		return unusable("%s: %w", path, err)
 	}
+	if err := checkEnd(filepath.Join(dir, "member", "wal"), path); err != nil {
+		return unusable("%w", err)
+	}
 	return nil
+}
+
+// checkBegin looks at the first record of a file of the log, which has a length: etcd takes a file of zeros for one that ends there.
+func checkBegin(log string) error {
+	f, err := os.Open(log) //nolint:gosec // one of etcd's own files
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var length [8]byte
+	_, err = io.ReadFull(f, length[:])
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return errors.New("it is empty")
+	case err != nil:
+		return err
+	case length == [8]byte{}:
+		return errors.New("it is overwritten with zeros")
+	}
+	return nil
+}
+
+// checkEnd compares where the log of a sole member ends with how far the database has come. A log that has lost its end, to zeros for
+// one, passes for a shorter one; etcd would write the next entries under numbers that the database has seen, and never apply them. A
+// member of several may lack what it has applied: the others have it. What else is wrong etcd says itself.
+func checkEnd(dir, path string) (err error) {
+	applied, sole, err := progressOf(path)
+	if err != nil || !sole {
+		return err
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s: damaged: %v", dir, p)
+		}
+	}()
+	snaps, err := wal.ValidSnapshotEntries(zap.NewNop(), dir)
+	if err != nil || len(snaps) == 0 {
+		return nil // etcd says it
+	}
+	log, err := wal.OpenForRead(zap.NewNop(), dir, snaps[len(snaps)-1])
+	if err != nil {
+		return nil // etcd says it
+	}
+	_, _, entries, err := log.ReadAll()
+	_ = log.Close() // nothing was written; of one that was opened to be read it fails always
+	if err != nil {
+		return nil // etcd says it
+	}
+	end := snaps[len(snaps)-1].GetIndex()
+	if n := len(entries); n > 0 {
+		end = entries[n-1].GetIndex()
+	}
+	if end < applied {
+		return fmt.Errorf("%s: the log ends at entry %d, and %s has applied %d: the rest of the log is lost", dir, end, path, applied)
+	}
+	return nil
+}
+
+// progressOf returns the number of the last entry that a database holds, and whether its cluster has one member. A database that is in
+// use, or holds neither, says nothing.
+func progressOf(path string) (applied uint64, sole bool, err error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockWait})
+	if err != nil {
+		return 0, false, nil //nolint:nilerr // it was opened before: it is in use, or empty
+	}
+	err = db.View(func(tx *bbolt.Tx) error {
+		if b := tx.Bucket([]byte("members")); b != nil {
+			sole = b.Stats().KeyN == 1
+		}
+		if b := tx.Bucket([]byte("meta")); b != nil {
+			if v := b.Get([]byte("consistent_index")); len(v) == 8 {
+				applied = binary.BigEndian.Uint64(v)
+			}
+		}
+		return nil
+	})
+	return applied, sole, errors.Join(err, db.Close())
 }
 
 // lockWait is how long the database may be held by somebody else.

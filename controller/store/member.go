@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -123,7 +124,11 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 // startEtcd is embed.StartEtcd, which panics when the disk is full, and on files that it can't make sense of: that is no fault of this program.
 func startEtcd(cfg *embed.Config) (server *embed.Etcd, err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		p := recover()
+		if _, ours := p.(runtime.Error); ours {
+			// Where in etcd it got lost helps nobody.
+			server, err = nil, unusable("etcd can't make sense of its files in member/wal and member/snap")
+		} else if p != nil {
 			server, err = nil, unusable("%v", p)
 		}
 	}()

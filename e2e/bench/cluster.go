@@ -12,10 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
-	"github.com/runnelmq/runnel/client"
 	"github.com/runnelmq/runnel/e2e/proc"
 )
 
@@ -32,19 +29,22 @@ const (
 
 // A pace is how hard the cluster is driven.
 type pace struct {
-	name string
-	run  func(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error)
+	name       string
+	partitions int
+	run        func(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error)
 }
 
 func paces() []pace {
 	return []pace{
 		// Latency is that of a full queue.
-		{"as fast as it goes", produceAll},
-		{fmt.Sprintf("%d writers, a record at a time", calmWriters), produceCalmly},
+		{"as fast as it goes", clusterPartitions, produceAll},
+		{fmt.Sprintf("%d writers, a record at a time", calmWriters), clusterPartitions, calmly(calmWriters)},
+		{"one writer, a record at a time", clusterPartitions, calmly(1)},
+		{fmt.Sprintf("a record each %v, to %d partitions in turn", steadyEvery, steadyPartitions), steadyPartitions, produceSteadily},
 	}
 }
 
-// calmWriters write a record, wait for the acknowledgement, and write the next.
+// calmWriters is how many writers the cluster has that wait for each record.
 const calmWriters = 8
 
 // A clusterSample is what one run in the cluster showed.
@@ -53,6 +53,7 @@ type clusterSample struct {
 	MBs     float64 `json:"mb_per_s"` // 10^6 bytes of values a second
 	P50     float64 `json:"p50_ms"`   // from the call to the acknowledgement
 	P99     float64 `json:"p99_ms"`
+	Max     float64 `json:"max_ms"`
 }
 
 // A clusterResult is the line of a pace.
@@ -62,8 +63,12 @@ type clusterResult struct {
 	Samples []clusterSample `json:"samples"`
 }
 
-// measureCluster runs the writes of every pace, in turn.
+// measureCluster runs the writes of every pace that is wanted, in turn.
 func measureCluster(ctx context.Context, o options, progress io.Writer) (out []*clusterResult, err error) {
+	wanted := slices.DeleteFunc(paces(), func(p pace) bool { return !o.only.MatchString(p.name) })
+	if len(wanted) == 0 {
+		return nil, nil
+	}
 	dir, err := os.MkdirTemp(o.data, "runnel-bench-")
 	if err != nil {
 		return nil, err
@@ -80,14 +85,14 @@ func measureCluster(ctx context.Context, o options, progress io.Writer) (out []*
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	admin := runnelv1.NewAdminServiceClient(conn)
-	for _, p := range paces() {
+	for _, p := range wanted {
 		out = append(out, &clusterResult{Pace: p.name})
 	}
 	for round := range o.rounds {
-		for n, p := range paces() {
+		for n, p := range wanted {
 			fmt.Fprintf(progress, "round %d of %d: replication factor 3, %s\n", round+1, o.rounds, p.name)
 			topic := fmt.Sprintf("bench-rf3-%d-%d", n, time.Now().UnixNano())
-			if err := createTopic(ctx, admin, topic, o, shape{clusterValue, clusterPartitions}, clusterBrokers); err != nil {
+			if err := createTopic(ctx, admin, topic, o, shape{clusterValue, p.partitions}, clusterBrokers); err != nil {
 				return nil, err
 			}
 			s, err := p.run(ctx, o, g, topic)
@@ -105,46 +110,6 @@ func measureCluster(ctx context.Context, o options, progress io.Writer) (out []*
 
 // clusterRecords is how many records one run writes.
 func clusterRecords(o options) int64 { return max(o.bytes/clusterShare/clusterValue, calmWriters) }
-
-// produceCalmly writes without a queue, with a client of its own for each writer.
-func produceCalmly(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error) {
-	each := min(clusterRecords(o)/calmWriters, 1000)
-	took := make([][]time.Duration, calmWriters)
-	all, ctx := errgroup.WithContext(ctx)
-	begin := time.Now()
-	for w := range took {
-		all.Go(func() error {
-			c, err := client.New(g.Seeds())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			p, err := c.NewProducer(client.PartitionBy(func(_ *client.Record, n int32) int32 { return int32(w) % n })) //nolint:gosec // few writers
-			if err != nil {
-				return err
-			}
-			value := make([]byte, clusterValue)
-			for range each {
-				sent := time.Now()
-				if _, err := p.ProduceSync(ctx, client.Record{Topic: topic, Value: value}); err != nil {
-					return err
-				}
-				took[w] = append(took[w], time.Since(sent))
-			}
-			return p.Close(ctx)
-		})
-	}
-	if err := all.Wait(); err != nil {
-		return clusterSample{}, err
-	}
-	seconds := time.Since(begin).Seconds()
-	lat := slices.Sorted(slices.Values(slices.Concat(took...)))
-	at := func(q float64) float64 {
-		return float64(lat[min(int(q*float64(len(lat))), len(lat)-1)].Microseconds()) / 1000
-	}
-	n := float64(len(lat))
-	return clusterSample{Records: n / seconds, MBs: n * clusterValue / 1e6 / seconds, P50: at(0.5), P99: at(0.99)}, nil
-}
 
 // produceAll runs the product's own benchmark against the cluster.
 func produceAll(ctx context.Context, o options, g *proc.Group, topic string) (clusterSample, error) {
@@ -165,12 +130,13 @@ func produceAll(ctx context.Context, o options, g *proc.Group, topic string) (cl
 		Latency       struct {
 			P50 float64 `json:"p50"`
 			P99 float64 `json:"p99"`
+			Max float64 `json:"max"`
 		} `json:"latency_ms"`
 	}
 	if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil {
 		return clusterSample{}, fmt.Errorf("runnel bench: %w in %q", err, r.Stdout)
 	}
-	return clusterSample{Records: out.RecordsPerSec, MBs: out.MBPerSec, P50: out.Latency.P50, P99: out.Latency.P99}, nil
+	return clusterSample{Records: out.RecordsPerSec, MBs: out.MBPerSec, P50: out.Latency.P50, P99: out.Latency.P99, Max: out.Latency.Max}, nil
 }
 
 func (r *clusterResult) median() clusterSample {
@@ -184,14 +150,19 @@ func (r *clusterResult) median() clusterSample {
 	return clusterSample{
 		Records: of(func(s clusterSample) float64 { return s.Records }), MBs: of(func(s clusterSample) float64 { return s.MBs }),
 		P50: of(func(s clusterSample) float64 { return s.P50 }), P99: of(func(s clusterSample) float64 { return s.P99 }),
+		Max: of(func(s clusterSample) float64 { return s.Max }),
 	}
 }
 
 // printCluster writes the table of the cluster.
 func (r *report) printCluster(w io.Writer) {
-	fmt.Fprintf(w, "\n%-44s %10s %14s %10s %10s\n",
-		fmt.Sprintf("three brokers, factor 3, acks ALL, %d bytes", clusterValue), "MB/s", "records/s", "p50 ms", "p99 ms")
+	if len(r.Cluster) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%-44s %10s %14s %10s %10s %10s\n",
+		fmt.Sprintf("three brokers, factor 3, acks ALL, %d bytes", clusterValue), "MB/s", "records/s", "p50 ms", "p99 ms", "max ms")
 	for _, c := range r.Cluster {
-		fmt.Fprintf(w, "%-44s %10.0f %14.0f %10.2f %10.2f\n", c.Pace, c.Median.MBs, c.Median.Records, c.Median.P50, c.Median.P99)
+		m := c.Median
+		fmt.Fprintf(w, "%-44s %10.1f %14.0f %10.2f %10.2f %10.2f\n", c.Pace, m.MBs, m.Records, m.P50, m.P99, m.Max)
 	}
 }

@@ -13,18 +13,20 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"syscall"
 )
 
 // options are the flags.
 type options struct {
-	runnel string // the binary under test
-	data   string // where its data goes; "" for a temporary folder
-	json   string // file for the result as JSON; "" for none
-	rounds int    // runs of each measurement, interleaved; the median counts
-	bytes  int64  // of messages in one run
-	batch  int    // bytes of one ready batch, about
-	flush  string // of the topics
+	runnel string         // the binary under test
+	data   string         // where its data goes; "" for a temporary folder
+	json   string         // file for the result as JSON; "" for none
+	rounds int            // runs of each measurement, interleaved; the median counts
+	bytes  int64          // of messages in one run
+	batch  int            // bytes of one ready batch, about
+	flush  string         // of the topics
+	only   *regexp.Regexp // which shapes and paces
 }
 
 func main() {
@@ -51,8 +53,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.Int64Var(&o.bytes, "bytes", 512<<20, "bytes of messages in one run")
 	fs.IntVar(&o.batch, "batch", 256<<10, "bytes of one ready batch, about")
 	fs.StringVar(&o.flush, "flush", "async", "the topics' flush: async or sync")
+	only := fs.String("only", "", "measure nothing but what has a title that this regular expression matches")
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	var err error
+	if o.only, err = regexp.Compile(*only); err != nil {
+		return fmt.Errorf("--only: %w", err)
 	}
 	if fs.NArg() > 0 || o.rounds < 1 || o.batch < 64<<10 || o.batch > 3<<20 || o.bytes < int64(o.batch) {
 		return fmt.Errorf("want no arguments, rounds ≥ 1, batch from 65536 to 3145728, bytes ≥ batch; see --help")

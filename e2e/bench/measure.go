@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,6 +28,11 @@ type shape struct {
 	Partitions int `json:"partitions"`
 }
 
+// String is the title of a shape's rows.
+func (s shape) String() string {
+	return fmt.Sprintf("%d-byte values, %d partitions", s.Value, s.Partitions)
+}
+
 // shapes are those of the table, in its order.
 func shapes() []shape { return []shape{{100, 1}, {100, 16}, {1024, 1}, {1024, 16}} }
 
@@ -41,29 +47,41 @@ type server struct {
 // measure runs everything, interleaved, so that a noisy minute of the machine
 // does not fall on one row alone.
 func measure(ctx context.Context, o options, progress io.Writer) (_ *report, err error) {
-	raw, err := startRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, raw.stop()) }()
-	node, err := startNode(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, node.stop()) }()
 	r := newReport(o)
-	for round := range o.rounds {
-		for _, s := range shapes() {
-			fmt.Fprintf(progress, "round %d of %d: %d-byte values, %d partitions\n", round+1, o.rounds, s.Value, s.Partitions)
-			if err := measureShape(ctx, o, s, raw, node, r); err != nil {
-				return nil, fmt.Errorf("%d-byte values, %d partitions: %w", s.Value, s.Partitions, err)
-			}
-		}
+	if err := measureNode(ctx, o, r, progress); err != nil {
+		return nil, err
 	}
 	if r.Cluster, err = measureCluster(ctx, o, progress); err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// measureNode runs all shapes that are wanted on one node.
+func measureNode(ctx context.Context, o options, r *report, progress io.Writer) (err error) {
+	wanted := slices.DeleteFunc(shapes(), func(s shape) bool { return !o.only.MatchString(s.String()) })
+	if len(wanted) == 0 {
+		return nil
+	}
+	raw, err := startRaw(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, raw.stop()) }()
+	node, err := startNode(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, node.stop()) }()
+	for round := range o.rounds {
+		for _, s := range wanted {
+			fmt.Fprintf(progress, "round %d of %d: %s\n", round+1, o.rounds, s)
+			if err := measureShape(ctx, o, s, raw, node, r); err != nil {
+				return fmt.Errorf("%s: %w", s, err)
+			}
+		}
+	}
+	return nil
 }
 
 func measureShape(ctx context.Context, o options, s shape, raw, node *server, r *report) (err error) {

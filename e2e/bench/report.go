@@ -65,13 +65,14 @@ type report struct {
 	Go      string    `json:"go"`
 	Flush   string    `json:"flush"`
 	Batch   int       `json:"batch_bytes"`
+	Rounds  int       `json:"rounds"`
 	Results []*result `json:"results"`
 	// Cluster is what three brokers on this machine take.
 	Cluster []*clusterResult `json:"cluster"`
 }
 
 func newReport(o options) *report {
-	return &report{When: time.Now().UTC().Truncate(time.Second), Machine: machine(), Go: runtime.Version(), Flush: o.flush, Batch: o.batch}
+	return &report{When: time.Now().UTC().Truncate(time.Second), Machine: machine(), Go: runtime.Version(), Flush: o.flush, Batch: o.batch, Rounds: o.rounds}
 }
 
 // machine says what this ran on: cores and processor.
@@ -162,12 +163,12 @@ func median[T cmp.Ordered](all []T) T {
 // print writes the table.
 func (r *report) print(w io.Writer) {
 	fmt.Fprintf(w, "%s, %s; flush=%s, batches of %d KiB, one stream; medians of %d interleaved runs\n",
-		r.Machine, r.Go, r.Flush, r.Batch>>10, len(r.Results[0].Samples))
+		r.Machine, r.Go, r.Flush, r.Batch>>10, r.Rounds)
 	var last shape
 	for _, res := range r.Results {
 		if res.shape != last {
 			fmt.Fprintf(w, "\n%-34s %10s %14s %16s %12s\n",
-				fmt.Sprintf("%d-byte values, %d partitions", res.Value, res.Partitions), "MB/s", "records/s", "server CPU-s/GB", "of ceiling")
+				res.shape, "MB/s", "records/s", "server CPU-s/GB", "of ceiling")
 			last = res.shape
 		}
 		share := ""

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,7 +36,8 @@ type town struct {
 	config     broker.Config
 	controller *metadatatest.Controller
 	wg         sync.WaitGroup
-	stop       func() // the broker
+	stop       func()      // the broker
+	dead       atomic.Bool // it is being killed: what it says does not count
 }
 
 // inTown runs f in a bubble with a broker. tune may change its configuration.
@@ -81,7 +83,7 @@ func (w *town) start() {
 	done := make(chan struct{})
 	w.wg.Go(func() {
 		defer close(done)
-		if err := b.Run(ctx); err != nil {
+		if err := b.Run(ctx); err != nil && !w.dead.Load() {
 			w.t.Errorf("the broker: %v", err)
 		}
 		w.net.free(brokerAddr)

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -160,12 +161,50 @@ func exitAtEnd(n *Node) func(t *testing.T) {
 				}
 			}
 		}
+		exitAtEndOfGroups(t, n, records)
 		if r := n.try(t, n.command(t, "consume", "ends-1", "--exit-at-end", "--from", "1001")); r.Code != 1 || r.Stdout != "" ||
 			!strings.Contains(r.Stderr, "OFFSET_OUT_OF_RANGE") {
 			t.Errorf("from beyond the end: exit code %d\n%s", r.Code, r.Stderr)
 		}
 		if got := n.cli(t, "consume", "ends-1", "--exit-at-end", "--from", "1000"); got != "" {
 			t.Errorf("from the end: %s", got)
+		}
+	}
+}
+
+// exitAtEndOfGroups reads the same as groups, of one member and of two at once.
+func exitAtEndOfGroups(t *testing.T, n *Node, records int) {
+	t.Helper()
+	n.cli(t, "topic", "create", "ends-empty", "--partitions", "3")
+	for topic, want := range map[string]int{"ends-1": records, "ends-12": records, "ends-empty": 0} {
+		for members := 1; members <= 2; members++ {
+			group := topic + "-" + strconv.Itoa(members)
+			begun := time.Now()
+			var all sync.WaitGroup
+			results, errs := make([]Result, members), make([]error, members)
+			for i := range members {
+				cmd := n.command(t, "consume", topic, "--group", group, "--exit-at-end")
+				all.Go(func() { results[i], errs[i] = Do(cmd) })
+			}
+			all.Wait()
+			lines := 0
+			for i, r := range results {
+				if lines += strings.Count(r.Stdout, "\n"); r.Code != 0 || errs[i] != nil {
+					t.Errorf("%s: exit code %d, %v\n%s", group, r.Code, errs[i], r.Stderr)
+				}
+			}
+			if lines != want || time.Since(begun) > 10*time.Second {
+				t.Errorf("%s: %d records after %v, want %d", group, lines, time.Since(begun), want)
+			}
+			if want == 0 {
+				continue
+			}
+			if got := n.cli(t, "group", "describe", group, "--format", "json"); !strings.Contains(got, `"lag_records": 0`) {
+				t.Errorf("%s is not at the end:\n%s", group, got)
+			}
+			if got := n.cli(t, "consume", topic, "--group", group, "--exit-at-end"); got != "" {
+				t.Errorf("%s read again:\n%s", group, got)
+			}
 		}
 	}
 }

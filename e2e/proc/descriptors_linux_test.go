@@ -56,6 +56,21 @@ func TestFewDescriptors(t *testing.T) {
 		t.Fatalf("the node ended for lack of descriptors:\n%s", n.Log())
 	}
 
+	// More connections than there are descriptors: most are closed at once, and
+	// what the logs and etcd need stays free.
+	for range 300 {
+		if c, err := new(net.Dialer).DialContext(t.Context(), "tcp", n.Client); err == nil {
+			t.Cleanup(func() { _ = c.Close() })
+		}
+	}
+	n.try(t, n.command(t, "topic", "create", "more", "--partitions", "50", "--timeout", "2s"))
+	if !n.Running() {
+		t.Fatalf("the node ended for lack of descriptors:\n%s", n.Log())
+	}
+	if said := strings.Count(n.Log(), "replicas can't be opened now"); said == 0 || said > 20 {
+		t.Errorf("%d warnings that replicas wait, want a few", said)
+	}
+
 	limit(1 << 14)
 	eventually(t, "health with enough descriptors", func() bool {
 		return n.try(t, n.command(t, "cluster", "health")).Code == 0

@@ -28,6 +28,7 @@ func fenced(t *testing.T, page string) []string {
 // prelude lets a shell that nobody types into behave as one that somebody does.
 const prelude = `
 shopt -s expand_aliases
+runnel() { bin/runnel "$@"; }
 grpcurl() { go tool -modfile=internal/tools/go.mod grpcurl "$@"; }
 `
 
@@ -39,6 +40,7 @@ func TestPagesWorkAsTyped(t *testing.T) {
 	for page, want := range map[string][]string{
 		"README.md":               {"one", "two", "three", `"value": "hello"`},
 		"docs/getting-started.md": {"alice: one apple", "bob: two pears", "alice: three plums", `"value": "hello"`, "runnel_"},
+		"docs/groups.md":          {"one", "two", "three", "behind       0 records", `"offset": "1"`},
 	} {
 		t.Run(page, func(t *testing.T) {
 			n := dev(t, Dev{})

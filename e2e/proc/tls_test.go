@@ -1,12 +1,15 @@
 package proc
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"os"
@@ -14,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/runnelmq/runnel/client"
 )
 
 // An authority signs certificates.
@@ -88,6 +93,16 @@ func TestTLS(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		at   *Node
+		by   *authority
+		want string
+	}{
+		"another authority": {n, stranger, "certificate"}, "expired": {expired, ca, "expired"},
+		"another name": {other, ca, "certificate"}, "TLS to plaintext": {plain, ca, "tls"},
+	} {
+		clientsAreTold(t, name, c.at, c.by, c.want)
+	}
+	for name, c := range map[string]struct {
+		at   *Node
 		args []string
 		want string
 	}{
@@ -105,6 +120,53 @@ func TestTLS(t *testing.T) {
 		r := c.at.try(t, c.at.command(t, append([]string{"topic", "list"}, c.args...)...))
 		if took := time.Since(begun); r.Code == 0 || took > 2*time.Second || !strings.Contains(r.Stderr, c.want) || strings.Contains(r.Stderr, "did not end") {
 			t.Errorf("%s: exit code %d after %v, want %q in\n%s", name, r.Code, took, c.want, r.Stderr)
+		}
+	}
+}
+
+// clientsAreTold wants all that a program can do with an untrusted broker to fail at
+// once, for good, and with the reason.
+func clientsAreTold(t *testing.T, name string, at *Node, by *authority, want string) {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(must[[]byte](t)(os.ReadFile(by.file)))
+	c := must[*client.Client](t)(client.New([]string{at.Client}, client.TLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13})))
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for what, call := range map[string]func() error{
+		"a producer": func() error {
+			p := must[*client.Producer](t)(c.NewProducer())
+			defer p.Close(ctx)
+			_, err := p.ProduceSync(ctx, client.Record{Topic: "secret", Value: []byte("v")})
+			return err
+		},
+		"a reader": func() error {
+			r := must[*client.Reader](t)(c.NewReader())
+			defer r.Close()
+			if err := r.Assign(ctx, client.Assignment{Topic: "secret"}); err != nil {
+				return err
+			}
+			_, err := r.Poll(ctx)
+			return err
+		},
+		"a reader of all": func() error {
+			r := must[*client.Reader](t)(c.NewReader())
+			defer r.Close()
+			return r.Assign(ctx, client.Assignment{Topic: "secret", Partition: client.AnyPartition})
+		},
+		"a member": func() error {
+			g := must[*client.Group](t)(c.NewGroup("g", client.Topics("secret")))
+			defer g.Close()
+			_, err := g.Poll(ctx)
+			return err
+		},
+	} {
+		begun := time.Now()
+		err := call()
+		if took := time.Since(begun); err == nil || !strings.Contains(err.Error(), want) || took > 2*time.Second ||
+			client.Retriable(err) || errors.Is(err, client.ErrOutcomeUnknown) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s, %s: %v after %v, want %q", name, what, err, took, want)
 		}
 	}
 }

@@ -25,7 +25,7 @@
 // cuts, delays and kills at the right time, and are judged like any other run.
 //
 //	go test ./e2e/sim                                    a few seeds, and all stories
-//	RUNNEL_SOAK_SEEDS=500 go test -timeout 2h ./e2e/sim  many
+//	RUNNEL_SOAK_SEEDS=500 go test -timeout 2h ./e2e/sim  many, from RUNNEL_SOAK_FROM (1) on
 //	RUNNEL_SIM_SEED=15 go test ./e2e/sim                 one
 //	RUNNEL_SIM_LOG=info RUNNEL_SIM_LOG_FILE=FILE         keeps what all processes and the schedule wrote
 //	RUNNEL_SIM_MUTATIONS=all go test -timeout 2h -run TestMutations ./e2e/sim

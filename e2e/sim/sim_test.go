@@ -44,9 +44,16 @@ func seeds(t *testing.T) []uint64 {
 			t.Fatalf("RUNNEL_SOAK_SEEDS: %v", err)
 		}
 	}
+	first := uint64(1)
+	if s := os.Getenv("RUNNEL_SOAK_FROM"); s != "" {
+		var err error
+		if first, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("RUNNEL_SOAK_FROM: %v", err)
+		}
+	}
 	out := make([]uint64, n)
 	for i := range out {
-		out[i] = uint64(i + 1)
+		out[i] = first + uint64(i)
 	}
 	return out
 }

@@ -134,3 +134,20 @@ func TestMakeTargetsInDocsExist(t *testing.T) {
 		}
 	}
 }
+
+// Who watches a broker finds each of its metrics on a page, with what it is for.
+func TestMetricsAreDocumented(t *testing.T) {
+	var docs strings.Builder
+	for _, p := range pages(t) {
+		docs.WriteString(read(t, p))
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("`(?:runnel_)?([a-z_]+)[`{]").FindAllStringSubmatch(docs.String(), -1) {
+		documented[m[1]] = true
+	}
+	for name := range strings.FieldsSeq(read(t, "broker/testdata/metrics.txt")) {
+		if !documented[strings.TrimPrefix(name, "runnel_")] {
+			t.Errorf("no page says what %s is for: give it a row in docs/operations.md", name)
+		}
+	}
+}

@@ -110,8 +110,10 @@ type Root struct {
 	failure *Failure
 	disk    *disk
 	idle    *IdleFiles // of all logs: what stays open must not grow with their number
-	boot    string     // of the machine now
-	lockID  string     // of the lock file: see Identity.LockID
+	// waiting are those who wait for the disk in the background: see aside.
+	waiting chan struct{}
+	boot    string // of the machine now
+	lockID  string // of the lock file: see Identity.LockID
 	start   Start
 	// notes is held by who writes the root's own small files, and guards
 	// settled: see settleInTurn.
@@ -148,7 +150,7 @@ type openLog struct {
 	// log changes under turn only. nil: not open yet, or not any more.
 	log atomic.Pointer[Log]
 
-	flushDue time.Time // of the flusher alone
+	flushed int64 // the round in which it was last; of the flusher alone
 }
 
 // OpenRoot opens the data directory dir, and makes it first when it is missing
@@ -157,7 +159,8 @@ type openLog struct {
 func OpenRoot(fsys vfs.FS, dir string, opts RootOptions) (*Root, error) {
 	r := &Root{
 		dir: dir, opts: opts.withDefaults(), failure: NewFailure(), notes: newTurn(), idle: NewIdleFiles(rootIdleFiles),
-		logs: map[PartitionID]*openLog{}, unverified: map[PartitionID]string{},
+		waiting: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
+		logs:    map[PartitionID]*openLog{}, unverified: map[PartitionID]string{},
 	}
 	r.disk = newDisk(fsys, dir, r.failure, opts.ReserveBytes, opts.BallastBytes)
 	r.fs = ballastFS{fsys, r.disk}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -79,8 +80,9 @@ func (r *Root) sweepLeftovers(ctx context.Context) {
 	}
 }
 
-// flushLoop syncs each log when its interval has passed.
+// flushLoop syncs each log once in its interval.
 func (r *Root) flushLoop(ctx context.Context) {
+	begin := time.Now()
 	timer := time.NewTimer(minFlushTick)
 	defer timer.Stop()
 	for {
@@ -88,40 +90,65 @@ func (r *Root) flushLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			timer.Reset(r.flushDue(ctx))
+			timer.Reset(r.flushDue(ctx, begin))
 		}
 	}
 }
 
 // flushDue syncs what is due and returns how long nothing will be. A log that
-// somebody else is busy with comes the next time.
-func (r *Root) flushDue(ctx context.Context) time.Duration {
-	logs := r.snapshot()
+// somebody else is busy with comes the next time. begin is when intervals began
+// to count.
+func (r *Root) flushDue(ctx context.Context, begin time.Time) time.Duration {
 	now := time.Now()
+	next := now.Add(maxFlushTick)
 	due := map[PartitionID]*openLog{}
-	for id, o := range logs {
-		if o.log.Load() != nil && !o.flushDue.After(now) {
-			due[id] = o
+	r.mu.Lock()
+	for id, o := range r.logs {
+		log := o.log.Load()
+		if log == nil {
+			continue
+		}
+		round, until := flushRound(now.Sub(begin), log.Config().FlushInterval)
+		if at := now.Add(until); at.Before(next) {
+			next = at
+		}
+		if round == o.flushed {
+			continue
+		}
+		if log.Durable() >= log.End() {
+			o.flushed = round
+			continue
+		}
+		due[id] = o
+	}
+	r.mu.Unlock()
+	for _, o := range due {
+		if log := o.log.Load(); log != nil && ctx.Err() == nil {
+			log.writeBack()
 		}
 	}
-	r.eachOpen(ctx, due, tryTake, func(o *openLog, log *Log) error {
-		o.flushDue = now.Add(log.Config().FlushInterval)
-		if log.Durable() >= log.End() {
-			return nil
-		}
+	var seen atomic.Int64
+	r.eachOpen(ctx, due, maxFlushTick, tryTake, func(o *openLog, log *Log) error {
+		seen.Add(1)
+		o.flushed, _ = flushRound(now.Sub(begin), log.Config().FlushInterval)
 		return log.Sync()
 	})
-	next := now.Add(maxFlushTick)
-	for _, o := range logs {
-		if o.log.Load() != nil && o.flushDue.Before(next) {
-			next = o.flushDue
-		}
+	if tick := now.Add(minFlushTick); next.Before(tick) || int(seen.Load()) < len(due) {
+		next = tick
 	}
-	return max(minFlushTick, time.Until(next))
+	return max(0, time.Until(next))
+}
+
+// flushRound counts the times that a log of an interval was due, up to a moment,
+// and tells how long it is to the next. All logs of one interval are due at the
+// same time: each commit of a file system's journal holds up who appends, and
+// one can carry all of them.
+func flushRound(at, interval time.Duration) (round int64, until time.Duration) {
+	return int64(at/interval) + 1, interval - at%interval
 }
 
 func (r *Root) checkpointAll(ctx context.Context) {
-	r.eachOpen(ctx, r.snapshot(), mustTake, func(_ *openLog, log *Log) error { return log.Checkpoint() })
+	r.eachOpen(ctx, r.snapshot(), r.opts.CheckpointInterval, mustTake, func(_ *openLog, log *Log) error { return log.Checkpoint() })
 	r.notes.take()
 	defer r.notes.give()
 
@@ -131,6 +158,22 @@ func (r *Root) checkpointAll(ctx context.Context) {
 	if err := errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn()); err != nil {
 		r.opts.OnWarning(err)
 	}
+}
+
+// aside calls fn, which waits for the disk, when not too many others do that in
+// the background. The runtime takes a processor from what waits in the system
+// only after a while, up to 10 ms: were there as many of them as processors,
+// everything else would stand still. Who has stood in line for as long as it
+// has patience goes on beside the others.
+func (r *Root) aside(patience time.Duration, fn func() error) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case r.waiting <- struct{}{}:
+		defer func() { <-r.waiting }()
+	case <-timer.C:
+	}
+	return fn()
 }
 
 // Opened writes down which partitions were opened by now, unless that is known:
@@ -162,10 +205,16 @@ func tryTake(t turn) bool {
 	}
 }
 
-// eachOpen calls fn for each log that is open, in its turn, as take gets it,
-// and passes on what goes wrong. It waits for none that is being opened.
-func (r *Root) eachOpen(ctx context.Context, logs map[PartitionID]*openLog, take func(turn) bool, fn func(*openLog, *Log) error) {
+// maxPatience is how long a log waits at most for others in the background.
+const maxPatience = 250 * time.Millisecond
+
+// eachOpen calls fn for each log that is open, in its turn, as take gets it, and
+// passes on what goes wrong. It waits for none that is being opened. As few are
+// worked on at once as suffice to be done with all within a time.
+func (r *Root) eachOpen(ctx context.Context, logs map[PartitionID]*openLog, within time.Duration, take func(turn) bool, fn func(*openLog, *Log) error) {
 	ids := slices.Collect(maps.Keys(logs))
+	// At that pace as many pass in this time as stand in line.
+	patience := min(maxPatience, within*time.Duration(r.opts.Parallel)/time.Duration(max(1, len(ids))))
 	r.each(len(ids), func(i int) {
 		o := logs[ids[i]]
 		if ctx.Err() != nil || o.log.Load() == nil || !take(o.turn) {
@@ -177,7 +226,7 @@ func (r *Root) eachOpen(ctx context.Context, logs map[PartitionID]*openLog, take
 		if log == nil {
 			return
 		}
-		if err := fn(o, log); err != nil && !errors.Is(err, ErrFailed) {
+		if err := r.aside(patience, func() error { return fn(o, log) }); err != nil && !errors.Is(err, ErrFailed) {
 			r.opts.OnWarning(fmt.Errorf("partition %s: %w", ids[i], err))
 		}
 	})

@@ -3,6 +3,7 @@ package commitlog_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -226,4 +227,78 @@ func mustAppend4(t *testing.T, log *commitlog.Log) {
 	rootMust(t, err)
 	_, err = log.Append(batch, 4, 1)
 	rootMust(t, err)
+}
+
+// Logs that are due together are written together before the first of them is
+// waited for, and then so few are waited for at once that processors are left.
+func TestRoot_Run_flushesFewAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const logs = 16
+		fault := vfs.NewFault(vfs.NewMem())
+		r, stop := running(t, fault, rootOptions(func(o *commitlog.RootOptions) { o.CheckpointInterval = time.Hour }))
+		for n := range int32(logs) {
+			log, _ := openPartition(t, r, topicA, n, true)
+			mustAppend(t, log, "a")
+		}
+		var mu sync.Mutex
+		written, syncing, most, synced, early := 0, 0, 0, 0, false
+		fault.Before(vfs.OpWriteBack, func(vfs.Op, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			written++
+		})
+		fault.Before(vfs.OpSync, func(_ vfs.Op, name string) {
+			if !strings.HasSuffix(name, ".log") {
+				return
+			}
+			mu.Lock()
+			early = early || written < logs
+			syncing++
+			most = max(most, syncing)
+			mu.Unlock()
+			<-time.NewTimer(5 * time.Millisecond).C
+			mu.Lock()
+			syncing--
+			synced++
+			mu.Unlock()
+		})
+		pass(2 * time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		if want := max(1, runtime.GOMAXPROCS(0)/2); synced != logs || most > want || early {
+			t.Errorf("%d of %d logs synced, up to %d at once, want %d; before all were written: %t", synced, logs, most, want, early)
+		}
+		rootMust(t, stop())
+	})
+}
+
+// A file that the disk does not answer for holds up no other log.
+func TestRoot_Run_goesPastAHungSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fault := vfs.NewFault(vfs.NewMem())
+		r, stop := running(t, fault, rootOptions())
+		hold := make(chan struct{})
+		fault.Before(vfs.OpSync, func(_ vfs.Op, name string) {
+			if strings.Contains(name, topicA.String()) && strings.HasSuffix(name, ".log") {
+				<-hold
+			}
+		})
+		var others []*commitlog.Log
+		// Fewer than the root works on in parallel.
+		for n := range int32(2) {
+			hung, _ := openPartition(t, r, topicA, n, true)
+			mustAppend(t, hung, "a")
+			other, _ := openPartition(t, r, topicB, n, true)
+			mustAppend(t, other, "b")
+			others = append(others, other)
+		}
+		pass(2 * time.Second)
+		for n, other := range others {
+			if other.Durable() != 1 {
+				t.Errorf("log %d is durable to %d while the syncs of others hang", n, other.Durable())
+			}
+		}
+		close(hold)
+		rootMust(t, stop())
+	})
 }

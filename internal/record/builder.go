@@ -51,6 +51,9 @@ func (b *Builder) Grow(n int) {
 	}
 }
 
+// Cap returns how many bytes of memory its buffers take.
+func (b *Builder) Cap() int { return cap(b.buf) + cap(b.packed) }
+
 // Count returns how many records have been added.
 func (b *Builder) Count() int { return b.count }
 

@@ -126,5 +126,8 @@ func (it *Iterator) fail(position int, what string) bool {
 // Record returns the record that Next moved to.
 func (it *Iterator) Record() Record { return it.rec }
 
+// Current is Record without the copy: it is good until Next or Reset is called again.
+func (it *Iterator) Current() *Record { return &it.rec }
+
 // Err returns why Next ended early, or nil at the end of a sound batch.
 func (it *Iterator) Err() error { return it.err }

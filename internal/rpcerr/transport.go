@@ -28,10 +28,3 @@ func Transport(err error) error {
 	st, _ := status.FromError(err)
 	return &transportError{status: st}
 }
-
-// IsTransport reports whether err came from the transport of this server's own call,
-// so that handlers can tell a client that left from a fault.
-func IsTransport(err error) bool {
-	_, ok := errors.AsType[*transportError](err)
-	return ok
-}

@@ -72,9 +72,10 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || (err == nil && ip.Unmap().IsLoopback())
 }
 
-// Limit returns lis with at most limit open connections. One more is accepted
-// and closed at once, so that the caller learns it: left in the backlog it
-// would hang. Descriptors stay free for the log files that way.
+// Limit returns lis with at most limit open connections, and none that takes one of
+// the last descriptors of the process. One more is accepted and closed at once, so
+// that the caller learns it: left in the backlog it would hang. Descriptors stay
+// free that way: for the log files, and for etcd, which ends the process without.
 func Limit(lis net.Listener, limit int) *LimitedListener {
 	return &LimitedListener{Listener: lis, limit: int64(limit)}
 }
@@ -101,7 +102,7 @@ func (l *LimitedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) <= l.limit {
+		if l.open.Add(1) <= l.limit && !inReserve(c) {
 			return &limitedConn{Conn: c, release: func() { l.open.Add(-1) }}, nil
 		}
 		l.open.Add(-1)

@@ -33,6 +33,8 @@ const (
 	OpAny = 1<<iota - 1
 	// OpSyncPoints are those that make something durable.
 	OpSyncPoints = OpSync | OpSyncDir
+	// OpWriteBack is File.WriteBack. It can't fail, and is not part of OpAny.
+	OpWriteBack Op = 1 << 31
 	// OpChanges are those that change what a disk holds, or make it durable.
 	OpChanges = OpCreate | OpWrite | OpTruncate | OpRemove | OpRename | OpMkdir | OpSyncPoints
 )
@@ -48,6 +50,9 @@ func (o Op) String() string {
 		if o&(1<<i) != 0 {
 			in = append(in, name)
 		}
+	}
+	if o&OpWriteBack != 0 {
+		in = append(in, "writeback")
 	}
 	return strings.Join(in, "|")
 }
@@ -288,6 +293,12 @@ func (f *faultFile) Truncate(size int64) error {
 }
 
 func (f *faultFile) Sync() error { return f.fault.do(OpSync, f.File.Sync, f.Name()) }
+
+// WriteBack can't fail; a hook hears of it.
+func (f *faultFile) WriteBack() {
+	f.fault.call(OpWriteBack, f.Name())
+	f.File.WriteBack()
+}
 
 func (f *faultFile) Size() (size int64, err error) {
 	err = f.fault.do(OpStat, func() error { size, err = f.File.Size(); return err }, f.Name())

@@ -114,3 +114,5 @@ func (f osFile) Sync() error {
 	}
 	return nil
 }
+
+func (f osFile) WriteBack() { writeBack(f.File) }

@@ -65,6 +65,10 @@ type File interface {
 	// entry). After an error nothing is known about what was written since
 	// the last success, and calling it again proves nothing.
 	Sync() error
+	// WriteBack lets the system begin to write what Sync would wait for. It is
+	// a hint: nothing becomes durable by it, and what goes wrong is for the
+	// next Sync to tell.
+	WriteBack()
 	// Size returns the size in bytes.
 	Size() (int64, error)
 	// Name returns the path the file was opened by.

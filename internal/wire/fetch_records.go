@@ -23,10 +23,15 @@ const (
 // an index: without one a record of nothing but headers costs its size squared.
 const manyHeaders = 16
 
-// AppendRecord appends r as one element of FetchResponse.records.
-func AppendRecord(b []byte, r *record.Record) []byte {
+// ElementSize returns how many bytes an element of FetchResponse.records or
+// text_records takes whose message takes size.
+func ElementSize(size int) int { return protowire.SizeTag(fetchedRecords) + protowire.SizeBytes(size) }
+
+// AppendRecord appends r, of RecordSize size, as one element of
+// FetchResponse.records.
+func AppendRecord(b []byte, r *record.Record, size int) []byte {
 	b = protowire.AppendTag(b, fetchedRecords, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(sizeRecord(r))) //nolint:gosec // a length
+	b = protowire.AppendVarint(b, uint64(size)) //nolint:gosec // a length
 	b = appendNumber(b, consumedOffset, int64(r.Offset))
 	b = appendNumber(b, consumedTimestamp, r.TimestampMs)
 	b = appendPresent(b, consumedKey, r.Key)
@@ -40,12 +45,8 @@ func AppendRecord(b []byte, r *record.Record) []byte {
 	return b
 }
 
-// RecordSize returns how many bytes AppendRecord appends.
+// RecordSize returns how many bytes r takes as a ConsumedRecord.
 func RecordSize(r *record.Record) int {
-	return protowire.SizeTag(fetchedRecords) + protowire.SizeBytes(sizeRecord(r))
-}
-
-func sizeRecord(r *record.Record) int {
 	size := sizeNumber(int64(r.Offset)) + sizeNumber(r.TimestampMs) + sizePresent(r.Key) + sizePresent(r.Value)
 	for it := r.Headers(); it.Next(); {
 		size += 1 + protowire.SizeBytes(sizePresent(it.Key())+sizePresent(it.Value()))
@@ -53,11 +54,12 @@ func sizeRecord(r *record.Record) int {
 	return size
 }
 
-// AppendTextRecord appends r as one element of FetchResponse.text_records: what
-// is not UTF-8 goes into the bytes fields, and such header values are left out.
-func AppendTextRecord(b []byte, r *record.Record) []byte {
+// AppendTextRecord appends r, of TextRecordSize size, as one element of
+// FetchResponse.text_records: what is not UTF-8 goes into the bytes fields, and
+// such header values are left out.
+func AppendTextRecord(b []byte, r *record.Record, size int) []byte {
 	b = protowire.AppendTag(b, fetchedTextRecords, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(sizeTextRecord(r))) //nolint:gosec // a length
+	b = protowire.AppendVarint(b, uint64(size)) //nolint:gosec // a length
 	b = appendNumber(b, consumedOffset, int64(r.Offset))
 	b = appendMillis(protowire.AppendTag(b, consumedTimestamp, protowire.BytesType), r.TimestampMs)
 	b = appendPresent(b, textField(r.Key, consumedKey, consumedKeyBytes), r.Key)
@@ -71,12 +73,8 @@ func AppendTextRecord(b []byte, r *record.Record) []byte {
 	return b
 }
 
-// TextRecordSize returns how many bytes AppendTextRecord appends.
+// TextRecordSize returns how many bytes r takes as a ConsumedTextRecord.
 func TextRecordSize(r *record.Record) int {
-	return protowire.SizeTag(fetchedTextRecords) + protowire.SizeBytes(sizeTextRecord(r))
-}
-
-func sizeTextRecord(r *record.Record) int {
 	var stamp [24]byte
 	size := sizeNumber(int64(r.Offset)) + 1 + len(appendMillis(stamp[:0], r.TimestampMs)) +
 		sizePresent(r.Key) + sizePresent(r.Value)

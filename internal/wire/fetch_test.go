@@ -78,9 +78,9 @@ func TestAppendRecord_isReadByTheGeneratedCode(t *testing.T) {
 	var b []byte
 	for _, r := range recordsOf(t, batchOf(t, 7)) {
 		before := len(b)
-		b = AppendRecord(b, &r)
-		if got := len(b) - before; got != RecordSize(&r) {
-			t.Errorf("%d bytes, RecordSize says %d", got, RecordSize(&r))
+		b = AppendRecord(b, &r, RecordSize(&r))
+		if got := len(b) - before; got != ElementSize(RecordSize(&r)) {
+			t.Errorf("%d bytes, RecordSize says %d", got, ElementSize(RecordSize(&r)))
 		}
 	}
 	got := &runnelv1.FetchResponse{}
@@ -107,9 +107,9 @@ func TestAppendTextRecord_isReadByTheGeneratedCode(t *testing.T) {
 	var b []byte
 	for _, r := range recordsOf(t, batchOf(t, 0)) {
 		before := len(b)
-		b = AppendTextRecord(b, &r)
-		if got := len(b) - before; got != TextRecordSize(&r) {
-			t.Errorf("%d bytes, TextRecordSize says %d", got, TextRecordSize(&r))
+		b = AppendTextRecord(b, &r, TextRecordSize(&r))
+		if got := len(b) - before; got != ElementSize(TextRecordSize(&r)) {
+			t.Errorf("%d bytes, TextRecordSize says %d", got, ElementSize(TextRecordSize(&r)))
 		}
 	}
 	got := &runnelv1.FetchResponse{}
@@ -141,10 +141,10 @@ func TestAppendTextRecord_manyHeadersTakeTheLast(t *testing.T) {
 	}
 	batch, _ := b.Finish(record.CompressionNone, 0)
 	r := recordsOf(t, batch.Seal(0, 1, 0, record.CreateTime))[0]
-	out := AppendTextRecord(nil, &r)
+	out := AppendTextRecord(nil, &r, TextRecordSize(&r))
 	got := &runnelv1.FetchResponse{}
-	if err := proto.Unmarshal(out, got); err != nil || len(out) != TextRecordSize(&r) {
-		t.Fatal(err, len(out), TextRecordSize(&r))
+	if err := proto.Unmarshal(out, got); err != nil || len(out) != ElementSize(TextRecordSize(&r)) {
+		t.Fatal(err, len(out), ElementSize(TextRecordSize(&r)))
 	}
 	want := map[string]string{"a": "9", "b": "7", "c": "8"}
 	if diff := cmp.Diff(want, got.GetTextRecords()[0].GetHeaders()); diff != "" {

@@ -1418,7 +1418,8 @@ type DescribeGroupResponse struct {
 	Members []*GroupMember `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`
 	// All that are assigned, subscribed or have a committed offset, by topic name and number.
 	Partitions []*GroupPartition `protobuf:"bytes,7,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	// Records behind, over all partitions whose end is known; first page only.
+	// Records behind, over all partitions with a committed offset whose end is known; first page only. A partition without one counts nowhere: where its
+	// reader began, the reader's own policy says.
 	LagRecords *int64 `protobuf:"varint,8,opt,name=lag_records,json=lagRecords,proto3,oneof" json:"lag_records,omitempty"`
 	// The most of all partitions; first page only.
 	LagSeconds *float64 `protobuf:"fixed64,9,opt,name=lag_seconds,json=lagSeconds,proto3,oneof" json:"lag_seconds,omitempty"`

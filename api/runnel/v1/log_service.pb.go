@@ -1181,7 +1181,7 @@ type FetchOptions struct {
 	InitialCreditBytes *int64 `protobuf:"varint,5,opt,name=initial_credit_bytes,json=initialCreditBytes,proto3,oneof" json:"initial_credit_bytes,omitempty"`
 	// Unspecified: PROXY.
 	Routing Routing `protobuf:"varint,6,opt,name=routing,proto3,enum=runnel.v1.Routing" json:"routing,omitempty"`
-	// Prefer replicas in this rack.
+	// Prefer replicas in this rack. A hint: leaders alone serve readers so far.
 	ClientRack string `protobuf:"bytes,7,opt,name=client_rack,json=clientRack,proto3" json:"client_rack,omitempty"`
 	// End OK after this many records; absent: no limit.
 	MaxRecords *int64 `protobuf:"varint,8,opt,name=max_records,json=maxRecords,proto3,oneof" json:"max_records,omitempty"`

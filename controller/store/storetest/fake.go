@@ -253,10 +253,8 @@ func (f *Fake) Txn(ctx context.Context, cmps []store.Compare, writes []store.Wri
 	if len(cmps) > maxOps || len(writes) > maxOps {
 		return store.TxnResult{}, fmt.Errorf("storetest: %d comparisons and %d writes, more than %d", len(cmps), len(writes), maxOps)
 	}
-	for _, w := range writes {
-		if w.Lease != 0 && f.leases[w.Lease] == nil {
-			return store.TxnResult{}, store.ErrNoLease
-		}
+	if f.leaselessLocked(writes) {
+		return store.TxnResult{}, store.ErrNoLease
 	}
 	fault := FaultNone
 	if f.fault != nil {
@@ -268,7 +266,11 @@ func (f *Fake) Txn(ctx context.Context, cmps []store.Compare, writes []store.Wri
 	case FaultFull:
 		return store.TxnResult{}, store.ErrFull
 	case FaultDelayed:
-		f.delayed = append(f.delayed, func() { f.applyLocked(cmps, writes) })
+		f.delayed = append(f.delayed, func() {
+			if !f.leaselessLocked(writes) { // etcd looks when it makes a transaction, not when it gets it
+				f.applyLocked(cmps, writes)
+			}
+		})
 		return store.TxnResult{}, ErrLost
 	case FaultAfter:
 		f.applyLocked(cmps, writes)
@@ -279,6 +281,11 @@ func (f *Fake) Txn(ctx context.Context, cmps []store.Compare, writes []store.Wri
 	default:
 		return f.applyLocked(cmps, writes), nil
 	}
+}
+
+// leaselessLocked says whether a lease of a write has ended.
+func (f *Fake) leaselessLocked(writes []store.Write) bool {
+	return slices.ContainsFunc(writes, func(w store.Write) bool { return w.Lease != 0 && f.leases[w.Lease] == nil })
 }
 
 func (f *Fake) applyLocked(cmps []store.Compare, writes []store.Write) store.TxnResult {

@@ -529,7 +529,7 @@ type Subscribe struct {
 	LeaderEpoch int64 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
 	// Never used again in this incarnation.
 	Subscription int64 `protobuf:"varint,4,opt,name=subscription,proto3" json:"subscription,omitempty"`
-	// The follower's log end.
+	// The follower's log end; -1: what it has is damaged, and it asks for a reset, which is refused while it may be in sync.
 	NextOffset int64 `protobuf:"varint,5,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"`
 	// Leader epoch of the last record before next_offset; absent: never held a record, or was just reset.
 	LastEpoch *int64 `protobuf:"varint,6,opt,name=last_epoch,json=lastEpoch,proto3,oneof" json:"last_epoch,omitempty"`

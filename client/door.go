@@ -1,0 +1,47 @@
+package client
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A door tells a client that was never let in, for its certificate or the
+// broker's, from one that will be let in again: nothing mends the first, and it is
+// to be told at once. Once it was in, it waits for others to mend theirs.
+type door struct{ in atomic.Bool }
+
+func (d *door) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return d.judge(invoke(ctx, method, req, reply, cc, opts...))
+}
+
+func (d *door) stream(
+	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	s, err := open(ctx, desc, cc, method, opts...)
+	return s, d.judge(err)
+}
+
+func (d *door) judge(err error) error {
+	switch st, ok := status.FromError(err); {
+	case err == nil:
+		d.in.Store(true)
+	case ok && st.Code() == codes.Unavailable && !d.in.Load() && distrusts(st.Message()):
+		return &unreachableError{text: plainDialText(st.Message()), distrust: true}
+	}
+	return err
+}
+
+// distrusts reports whether gRPC's text is about a handshake that was refused.
+func distrusts(s string) bool {
+	for _, part := range []string{"tls: failed to verify certificate", "x509: ", "tls: first record does not look like a TLS handshake", "remote error: tls: "} {
+		if strings.Contains(s, part) {
+			return true
+		}
+	}
+	return false
+}
