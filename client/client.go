@@ -69,6 +69,8 @@ type Client struct {
 	// learned are addresses of leaders that have been reached: they stand in for
 	// brokers when none of those is left.
 	learned []string
+	// roams is true when conn may lead to others than brokers.
+	roams bool
 }
 
 type clientOptions struct {

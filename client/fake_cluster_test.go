@@ -81,7 +81,7 @@ func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool, opts .
 	runnelv1.RegisterAdminServiceServer(d.srv, f)
 	runnelv1.RegisterProducerServiceServer(d.srv, d)
 	if f.group != nil {
-		runnelv1.RegisterGroupServiceServer(d.srv, f.group)
+		runnelv1.RegisterGroupServiceServer(d.srv, fakeGroupNode{f.group, d})
 	}
 	if knows {
 		runnelv1.RegisterMetadataServiceServer(d.srv, d)

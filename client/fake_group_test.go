@@ -282,6 +282,40 @@ func (g *fakeGroup) Join(s grpc.BidiStreamingServer[runnelv1.JoinRequest, runnel
 	return g.talk(s, m, out, over, ended)
 }
 
+// A fakeGroupNode is how a node passes on to the coordinator what it gets.
+type fakeGroupNode struct {
+	*fakeGroup
+
+	d *fakeNode
+}
+
+// Join implements runnelv1.GroupServiceServer.
+func (n fakeGroupNode) Join(s grpc.BidiStreamingServer[runnelv1.JoinRequest, runnelv1.JoinResponse]) error {
+	return n.fakeGroup.Join(fakeJoin{s, n.d})
+}
+
+// A fakeJoin stands still while its node is frozen.
+type fakeJoin struct {
+	grpc.BidiStreamingServer[runnelv1.JoinRequest, runnelv1.JoinResponse]
+
+	d *fakeNode
+}
+
+func (j fakeJoin) Recv() (*runnelv1.JoinRequest, error) {
+	req, err := j.BidiStreamingServer.Recv()
+	if err == nil {
+		err = j.d.stuck(j.Context())
+	}
+	return req, err
+}
+
+func (j fakeJoin) Send(resp *runnelv1.JoinResponse) error {
+	if err := j.d.stuck(j.Context()); err != nil {
+		return err
+	}
+	return j.BidiStreamingServer.Send(resp)
+}
+
 func (g *fakeGroup) talk(s grpc.BidiStreamingServer[runnelv1.JoinRequest, runnelv1.JoinResponse], m *fakeMember, out chan *runnelv1.JoinResponse, over, ended chan struct{}) error {
 	defer func() {
 		g.mu.Lock()

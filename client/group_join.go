@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// pingShare: a ping leaves every session timeout / pingShare, and a stream on
-	// which none is answered for twice that is given up.
+	// pingShare: a ping leaves every session timeout / pingShare. When its answer is
+	// due for as long, the broker is doubted, and for twice as long, the stream is
+	// given up: by then another one has been found to go on with.
 	pingShare = 4
 	// mostOwned bounds the partitions of one message.
 	mostOwned = 5000
@@ -150,8 +151,11 @@ func (s *groupStream) serve(ctx context.Context) error {
 				ping.Reset(s.interval())
 			}
 		case <-ping.C:
-			if s.silent() {
+			due := s.due()
+			if due >= 1 {
 				s.g.c.cluster.doubt()
+			}
+			if due >= 2 {
 				return fmt.Errorf("join group %q: %w", s.g.name, errStreamSilent)
 			}
 			err = s.send(&runnelv1.JoinRequest{})
@@ -195,9 +199,13 @@ func (s *groupStream) interval() time.Duration {
 	return s.g.session / pingShare
 }
 
-// silent reports whether an answer has been due for two intervals.
-func (s *groupStream) silent() bool {
-	return len(s.sent) > 0 && time.Since(s.sent[0]) >= 2*s.interval()-s.interval()/8
+// due is for how many intervals an answer has been due; they are measured by a
+// ticker that may be somewhat early.
+func (s *groupStream) due() int {
+	if len(s.sent) == 0 {
+		return 0
+	}
+	return int((time.Since(s.sent[0]) + s.interval()/8) / s.interval())
 }
 
 func (s *groupStream) send(m *runnelv1.JoinRequest) error {

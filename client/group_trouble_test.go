@@ -117,6 +117,36 @@ func TestGroup_silenceIsLoss(t *testing.T) {
 	})
 }
 
+// The broker that a member speaks through hangs: it goes on through another one,
+// in time to keep what it has.
+func TestGroup_brokerHangs(t *testing.T) {
+	for name, session := range map[string]time.Duration{"default": defaultSession, "short": 6 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newFakeGroup(t, map[string]int{"t": 1})
+				g.f.addNode(t, "other:7420", true)
+				g.f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+				a := member(t, g.f.client(t), client.SessionTimeout(session), client.WithGroupHooks(client.GroupHooks{
+					OnLost: func(_ []client.PartitionID, err error) { t.Errorf("lost: %v", err) },
+				}))
+				readRecords(t, a, 100)
+				for i := range 10 { // at any moment between two pings
+					d := g.f.nodes[i%2]
+					g.f.locked(func() { d.frozen = true })
+					time.Sleep(2*session + session/35)
+					g.f.locked(func() { d.frozen = false })
+					time.Sleep(session + session/50)
+					g.with(func() {
+						if m := g.members[a.MemberID()]; m == nil || m.out == nil {
+							t.Errorf("hang %d: the member is gone", i)
+						}
+					})
+				}
+			})
+		})
+	}
+}
+
 func TestGroup_expelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newFakeGroup(t, map[string]int{"t": 1})

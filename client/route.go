@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -145,6 +146,7 @@ func (c *Client) connect(ctx context.Context, p place) (*grpc.ClientConn, error)
 			c.learned = c.learned[1:]
 		}
 		c.learned = append(slices.Clip(c.learned), addr)
+		c.roam()
 		seeds = slices.Concat(c.brokers, c.learned)
 	}
 	c.mu.Unlock()
@@ -180,7 +182,7 @@ func (c *Client) directTo(addr string) (*directConn, error) {
 		return d, nil
 	}
 	conn := c.conn
-	if len(c.brokers) != 1 || c.brokers[0] != addr {
+	if c.roams || len(c.brokers) != 1 || c.brokers[0] != addr {
 		var err error
 		if conn, _, err = newConn([]string{addr}, c.opts); err != nil {
 			return nil, fmt.Errorf("connect to %s: %w", addr, err)
@@ -230,9 +232,17 @@ func (c *Client) prune() {
 func (c *Client) reseed(good []string) {
 	c.mu.Lock()
 	all := slices.Concat(good, c.brokers, c.learned)
+	c.roam()
 	c.mu.Unlock()
 	c.seeds.UpdateState(c.opts.addresses(good)) // leaves any other one
 	c.seeds.UpdateState(c.opts.addresses(slices.Compact(all)))
+}
+
+// roam is called when the connection to a seed is given other addresses: it does
+// not lead to the only seed for certain any more. The caller holds mu.
+func (c *Client) roam() {
+	c.roams = true
+	maps.DeleteFunc(c.direct, func(_ string, d *directConn) bool { return d.conn == c.conn })
 }
 
 // stream opens a bidirectional stream to p on which hot messages are not

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -147,8 +148,8 @@ func (f *fetcher) run(only *runnelv1.FetchRequest) error {
 	defer f.dropGrant()
 	ctx := f.ss.Context()
 	// A client that sends gzip would get gzip back: a tenth of the speed.
-	if err := grpc.SetSendCompressor(ctx, "identity"); err != nil {
-		return err
+	if grpc.SetSendCompressor(ctx, "identity") != nil {
+		return cmp.Or(ctx.Err(), context.Canceled) // the client ended the stream as it began
 	}
 	if only != nil || f.wrapped && !f.forwarded {
 		if err := f.apply(ctx, only); err != nil {
