@@ -409,11 +409,3 @@ func (w *testTown) follow(p, leader *partition.Partition, id int32) error {
 		HighWatermark: r.HighWatermark, LogStart: r.LogStart, Batches: buf[:r.N],
 	})
 }
-
-// lead lets one broker believe that it leads in an epoch.
-func (w *testTown) lead(name string, n, id int32, epoch record.Epoch) {
-	w.t.Helper()
-	alone, _ := proto.Clone(w.topics[name].partitions[n]).(*controllerv1.PartitionRecord)
-	alone.Leader, alone.LeaderEpoch, alone.Isr = id, int64(epoch), []int32{id}
-	w.publish([]*controllerv1.MetadataObject{partitionObject(alone)}, id)
-}
