@@ -130,6 +130,7 @@ func TestGroup_brokerHangs(t *testing.T) {
 					OnLost: func(_ []client.PartitionID, err error) { t.Errorf("lost: %v", err) },
 				}))
 				readRecords(t, a, 100)
+				synctest.Wait()     // the other one is known
 				for i := range 10 { // at any moment between two pings
 					d := g.f.nodes[i%2]
 					g.f.locked(func() { d.frozen = true })
