@@ -32,6 +32,7 @@ type commitQueue struct {
 	offsets map[partitionKey]*queuedCommit
 	waiters []*commitWaiter
 	last    uint64 // number that was given
+	trouble error  // why the last request was not taken; nil: it was, or is not answered
 }
 
 // A queuedCommit is of one partition. The queue forgets it when it has an outcome, or
@@ -147,8 +148,20 @@ func (g *Group) wait(ctx context.Context, f func(done func(error))) error {
 	case err := <-outcome:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("commit: %w: %w", context.Cause(ctx), ErrOutcomeUnknown)
+		g.mu.Lock()
+		trouble := g.queue.trouble
+		g.mu.Unlock()
+		return inVain(context.Cause(ctx), trouble)
 	}
+}
+
+// inVain is about a commit that has no outcome when err ends the wait for it.
+// trouble is why it was last not taken, nil when it was not answered.
+func inVain(err, trouble error) error {
+	if trouble == nil {
+		return fmt.Errorf("commit: %w: %w", err, ErrOutcomeUnknown)
+	}
+	return fmt.Errorf("commit: %w: %w: %w", err, ErrOutcomeUnknown, trouble)
 }
 
 // processedLocked returns what of ps is processed and was not committed.
@@ -333,6 +346,7 @@ func (g *Group) settle(cs []*queuedCommit, results []error, err error) (again bo
 			switch {
 			case newest == c:
 				again = true
+				g.queue.trouble = one
 				done = append(done, g.lateLocked(c, one)...)
 			case newest == nil || newest.part != c.part: // the partition was lost meanwhile
 				done = append(done, g.outcomeLocked(key, c.number, fmt.Errorf("commit %s/%d offset %d: %w: %w", key.topic, key.partition, c.offset, ErrOutcomeUnknown, one))...)
@@ -341,6 +355,7 @@ func (g *Group) settle(cs []*queuedCommit, results []error, err error) (again bo
 		}
 		if one == nil {
 			c.part.committed = c.offset
+			g.queue.trouble = nil
 		} else {
 			one = fmt.Errorf("commit %s/%d offset %d: %w", key.topic, key.partition, c.offset, one)
 		}
@@ -376,12 +391,12 @@ func (g *Group) lateLocked(c *queuedCommit, err error) []*commitWaiter {
 // give ends all that is queued.
 func (g *Group) give(err error) {
 	g.mu.Lock()
-	ws := g.queue.waiters
+	ws, trouble := g.queue.waiters, g.queue.trouble
 	g.queue = commitQueue{}
 	g.ended = true
 	g.mu.Unlock()
 	for _, w := range ws {
-		w.errs = append(w.errs, fmt.Errorf("commit: %w: %w", err, ErrOutcomeUnknown))
+		w.errs = append(w.errs, inVain(err, trouble))
 	}
 	finish(ws)
 }

@@ -130,6 +130,7 @@ func TestGroup_brokerHangs(t *testing.T) {
 					OnLost: func(_ []client.PartitionID, err error) { t.Errorf("lost: %v", err) },
 				}))
 				readRecords(t, a, 100)
+				synctest.Wait()     // the other one is known
 				for i := range 10 { // at any moment between two pings
 					d := g.f.nodes[i%2]
 					g.f.locked(func() { d.frozen = true })
@@ -175,6 +176,32 @@ func TestGroup_expelled(t *testing.T) {
 		}
 		if at := g.committed("t", 0); at != 501 {
 			t.Errorf("committed %d", at)
+		}
+	})
+}
+
+// Who no longer waits for a commit that is refused again and again is told why.
+func TestGroup_commitInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newFakeGroup(t, map[string]int{"t": 1})
+		g.f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+		a := member(t, g.f.client(t), client.ManualCommit())
+		recs := readRecords(t, a, 5)
+		full := item(runnelv1.ErrorReason_ERROR_REASON_STORAGE_FULL, codes.ResourceExhausted)
+		g.with(func() {
+			g.onCommit = func(int, *runnelv1.CommitRequest) (*runnelv1.ItemError, error) { return full, nil }
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		err := a.Commit(ctx, recs...)
+		for _, want := range []error{context.DeadlineExceeded, client.ErrOutcomeUnknown, client.ErrStorageFull} {
+			if !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+		g.with(func() { full = nil })
+		if err := a.Commit(t.Context(), recs...); err != nil {
+			t.Error(err)
 		}
 	})
 }
