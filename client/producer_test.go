@@ -277,7 +277,7 @@ func TestProducer_keepsToTheLimitExactly(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFake(t, map[string]int{"t": 1})
 			f.maxBatch = limit
-			p := producer(t, f.client(t))
+			p := producer(t, f.client(t), client.Linger(time.Minute)) // so that batches are full
 			y := newTally()
 			pad := make([]byte, 400)
 			fill := func(from, to int) {
@@ -287,6 +287,9 @@ func TestProducer_keepsToTheLimitExactly(t *testing.T) {
 						Topic: "t", Key: pad, Value: []byte(v), Headers: []client.Header{{Key: "header", Value: pad[:90]}},
 						Timestamp: time.UnixMilli(int64(i) << 30),
 					}, y.done(v))
+					if i == 0 {
+						flush(t, p) // what comes before the topic is known does not linger
+					}
 				}
 				flush(t, p)
 			}
@@ -316,6 +319,9 @@ func TestProducer_learnsTheLimit(t *testing.T) {
 		for i := range 10000 {
 			v := itoa(i)
 			p.Produce(t.Context(), client.Record{Topic: "t", Key: pad, Value: []byte(v)}, y.done(v))
+			if i == 0 {
+				flush(t, p) // what comes before the topic is known does not linger
+			}
 		}
 		flush(t, p)
 		y.check(t, 10000, 0, 0)
