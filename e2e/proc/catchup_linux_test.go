@@ -183,11 +183,11 @@ func catchUpAside(t *testing.T, rate int) {
 	writing.Wait()
 	during := p.p99(t, "an emptied one catches up", begin, end)
 	t.Logf("the p99 is %.1f times that of before", float64(during)/float64(before))
-	factor := time.Duration(slowerAtMost)
+	factor := slowerAtMost
 	if rate == 0 {
 		factor = slowerUnbounded
 	}
-	if during > factor*max(before, noiseBelow) {
+	if during > time.Duration(factor)*max(before, noiseBelow) {
 		t.Errorf("the p99 rose from %v to %v while a follower caught up", before, during)
 	}
 	if len(p.failed) > 0 {
