@@ -47,9 +47,10 @@ func TestProducer_closeLeavesNoBuffer(t *testing.T) {
 					case 0:
 						return action{ignore: true}
 					case 1:
-						// The first of two is refused while the other has no answer: it waits.
+						// The first of two is refused while the other, which was sent
+						// meanwhile, has no answer: it waits.
 						if refusals++; refusals == 1 {
-							return action{err: storageFull()}
+							return action{wait: 10 * time.Millisecond, err: storageFull()}
 						}
 						return action{ignore: true}
 					}
@@ -71,6 +72,7 @@ func TestProducer_closeLeavesNoBuffer(t *testing.T) {
 				write("t", 3, 1)
 				f.locked(func() { f.silentOn = "unknown" })
 				write("unknown", 0, 3)
+				time.Sleep(20 * time.Millisecond)
 				synctest.Wait()
 				held := p.Buffers()
 				ctx, cancel := context.WithCancel(t.Context())
