@@ -117,6 +117,10 @@ func TestOpenMember_damagedFiles(t *testing.T) {
 			if err == nil || strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), e.Dir) {
 				t.Errorf("it says %v", err)
 			}
+			begins := name == "a zeroed log" || name == "a log of zeros" || name == "a zeroed page"
+			if begins && !strings.Contains(err.Error(), filepath.Base(wals[0])+": it is overwritten with zeros") {
+				t.Errorf("it says %v, and not that the file is zeros", err)
+			}
 		})
 	}
 	// What is there in whole is used.
