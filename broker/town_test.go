@@ -15,12 +15,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/test/bufconn"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
 	"github.com/runnelmq/runnel/internal/config"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
@@ -30,22 +30,8 @@ type network struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	listeners map[string]*bufconn.Listener
+	listeners map[string]*memnet.Listener
 }
-
-// named is a listener that says the address it was asked for.
-type named struct {
-	*bufconn.Listener
-
-	addr string
-}
-
-func (n named) Addr() net.Addr { return memAddr(n.addr) }
-
-type memAddr string
-
-func (memAddr) Network() string  { return "mem" }
-func (a memAddr) String() string { return string(a) }
 
 func (n *network) listen(_ context.Context, addr string) (net.Listener, error) {
 	n.mu.Lock()
@@ -53,9 +39,9 @@ func (n *network) listen(_ context.Context, addr string) (net.Listener, error) {
 	if n.listeners[addr] != nil {
 		return nil, syscall.EADDRINUSE
 	}
-	l := bufconn.Listen(1 << 20)
+	l := memnet.Listen(addr, 1<<20)
 	n.listeners[addr] = l
-	return named{l, addr}, nil
+	return l, nil
 }
 
 func (n *network) dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -96,7 +82,7 @@ type town struct {
 
 func newTown(t *testing.T) *town {
 	t.Helper()
-	w := &town{t: t, net: &network{listeners: map[string]*bufconn.Listener{}}, disk: vfs.NewMem(), controller: metadatatest.New()}
+	w := &town{t: t, net: &network{listeners: map[string]*memnet.Listener{}}, disk: vfs.NewMem(), controller: metadatatest.New()}
 	w.fault = vfs.NewFault(w.disk)
 	w.server = grpc.NewServer(grpc.WaitForHandlers(true))
 	controllerv1.RegisterControllerServiceServer(w.server, w.controller)

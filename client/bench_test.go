@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/client"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/wire"
 )
@@ -45,7 +45,7 @@ func swift(b *testing.B, topics map[string]int) *fakeBroker {
 		}
 	}
 	f := emptyFake()
-	b.Cleanup(f.startNode("broker:7420", bufconn.Listen(4<<20), false, grpc.ForceServerCodecV2(wire.NewCodec(pool)), grpc.StreamInterceptor(answer)))
+	b.Cleanup(f.startNode("broker:7420", memnet.Listen("broker:7420", 4<<20), false, grpc.ForceServerCodecV2(wire.NewCodec(pool)), grpc.StreamInterceptor(answer)))
 	for name, n := range topics {
 		f.create(name, n)
 	}

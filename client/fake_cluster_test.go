@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
@@ -68,7 +68,7 @@ func newFakeCluster(t *testing.T, nodes int, topics map[string]int) *fakeBroker 
 
 func (f *fakeBroker) addNode(tb testing.TB, addr string, knows bool) {
 	tb.Helper()
-	tb.Cleanup(f.startNode(addr, bufconn.Listen(1<<20), knows))
+	tb.Cleanup(f.startNode(addr, memnet.Listen(addr, 1<<20), knows))
 }
 
 // startNode serves a node at lis, and returns what ends it. With knows it can
@@ -116,7 +116,7 @@ func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if lis == nil {
 		return nil, errors.New("connection refused")
 	}
-	return lis.(*bufconn.Listener).DialContext(ctx)
+	return lis.(*memnet.Listener).DialContext(ctx)
 }
 
 // lead makes a node the leader of a partition. The caller holds mu, or uses

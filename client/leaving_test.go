@@ -6,10 +6,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc/test/bufconn"
-
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/client"
+	"github.com/runnelmq/runnel/internal/memnet"
 )
 
 // leave takes the last broker out of the cluster; the others lead what it led.
@@ -55,7 +54,7 @@ func TestClient_brokersComeAndGo(t *testing.T) {
 			last.srv.Stop()
 			synctest.Wait()
 			addr := "new-" + itoa(i) + ":7420"
-			lis := bufconn.Listen(1 << 20)
+			lis := memnet.Listen(addr, 1<<20)
 			f.locked(func() {
 				stops = append(stops, f.startNode(addr, lis, true))
 				for _, part := range []int{2, 5} {

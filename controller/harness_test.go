@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -24,6 +23,7 @@ import (
 	"github.com/runnelmq/runnel/controller"
 	"github.com/runnelmq/runnel/controller/store"
 	"github.com/runnelmq/runnel/controller/store/storetest"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
@@ -38,14 +38,14 @@ type world struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	listeners map[string]*bufconn.Listener
+	listeners map[string]*memnet.Listener
 	dialErrs  map[string]error        // by address: what dialling gives
 	conns     map[string][]*breakable // by the address they lead to, those of controllers apart
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, kv: storetest.New(), listeners: map[string]*bufconn.Listener{}, dialErrs: map[string]error{}, conns: map[string][]*breakable{}}
+	w := &world{t: t, kv: storetest.New(), listeners: map[string]*memnet.Listener{}, dialErrs: map[string]error{}, conns: map[string][]*breakable{}}
 	t.Cleanup(w.kv.Close)
 	return w
 }
@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) listen(_ context.Context, addr string) (net.Listener, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	lis := bufconn.Listen(1 << 20)
+	lis := memnet.Listen(addr, 1<<20)
 	w.listeners[addr] = lis
 	return lis, nil
 }

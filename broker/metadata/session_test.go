@@ -18,11 +18,11 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
 
@@ -79,11 +79,11 @@ type world struct {
 func newWorld(t *testing.T, addrs ...string) *world {
 	t.Helper()
 	w := &world{store: metadata.NewStore(1), id: &identity{}, controllers: map[string]*metadatatest.Controller{}}
-	listeners := map[string]*bufconn.Listener{}
+	listeners := map[string]*memnet.Listener{}
 	for _, a := range addrs {
 		c := metadatatest.New()
 		w.controllers[a] = c
-		lis := bufconn.Listen(1 << 20)
+		lis := memnet.Listen(a, 1<<20)
 		listeners[a] = lis
 		srv := grpc.NewServer(grpc.WaitForHandlers(true))
 		controllerv1.RegisterControllerServiceServer(srv, c)

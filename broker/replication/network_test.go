@@ -6,7 +6,7 @@ import (
 	"sync"
 	"syscall"
 
-	"google.golang.org/grpc/test/bufconn"
+	"github.com/runnelmq/runnel/internal/memnet"
 )
 
 // A route is one way between two addresses.
@@ -17,7 +17,7 @@ type network struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	listeners map[string]*bufconn.Listener
+	listeners map[string]*memnet.Listener
 	silenced  map[route]chan struct{} // closed when it ends
 	conns     map[*conn]bool
 }
@@ -32,25 +32,12 @@ type conn struct {
 	once   sync.Once
 }
 
-type named struct {
-	*bufconn.Listener
-
-	addr string
-}
-
-func (n named) Addr() net.Addr { return memAddr(n.addr) }
-
-type memAddr string
-
-func (memAddr) Network() string  { return "mem" }
-func (a memAddr) String() string { return string(a) }
-
 func (n *network) listen(addr string) net.Listener {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := bufconn.Listen(1 << 20)
+	l := memnet.Listen(addr, 1<<20)
 	n.listeners[addr] = l
-	return named{l, addr}
+	return l
 }
 
 func (n *network) unlisten(addr string) {

@@ -19,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -28,6 +27,7 @@ import (
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/lifecycle"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -84,7 +84,7 @@ type node struct {
 func newTown(t *testing.T, brokers ...int32) *town {
 	t.Helper()
 	w := &town{
-		t: t, net: &network{listeners: map[string]*bufconn.Listener{}, silenced: map[route]chan struct{}{}, conns: map[*conn]bool{}},
+		t: t, net: &network{listeners: map[string]*memnet.Listener{}, silenced: map[route]chan struct{}{}, conns: map[*conn]bool{}},
 		objects: map[string]*controllerv1.MetadataObject{}, nodes: map[int32]*node{},
 	}
 	for _, id := range brokers {

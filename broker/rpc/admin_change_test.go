@@ -16,13 +16,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 )
@@ -73,7 +73,7 @@ func withOffice(t *testing.T, c *clerk, f func(o *office)) {
 	synctest.Test(t, func(t *testing.T) {
 		c.Controller = metadatatest.New()
 		o := &office{clerk: c, t: t}
-		lis := bufconn.Listen(1 << 20)
+		lis := memnet.Listen("controller:7422", 1<<20)
 		srv := grpc.NewServer(grpc.WaitForHandlers(true))
 		controllerv1.RegisterControllerServiceServer(srv, c)
 		var mu sync.Mutex

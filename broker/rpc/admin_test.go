@@ -19,7 +19,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -30,6 +29,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/rpcserver"
@@ -73,7 +73,7 @@ func withCounter(t *testing.T, f func(c *counter)) {
 		srv := rpcserver.New(rpcserver.Options{Rules: Rules(), Log: zerolog.Nop()})
 		runnelv1.RegisterAdminServiceServer(srv, NewAdminService(deps))
 		runnelv1.RegisterMetadataServiceServer(srv, NewMetadataService(deps, 0))
-		lis := bufconn.Listen(1 << 20)
+		lis := memnet.Listen("broker:7420", 1<<20)
 		wg.Go(func() { _ = srv.Serve(lis) })
 		// As stock clients are: at most 4 MiB a message.
 		conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -12,7 +12,6 @@ import (
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -20,6 +19,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/rpcserver"
@@ -180,7 +180,7 @@ func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
 }
 
 func listenInMemory() (net.Listener, func(context.Context, string) (net.Conn, error)) {
-	lis := bufconn.Listen(1 << 20)
+	lis := memnet.Listen("broker:7420", 1<<20)
 	return lis, func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }
 }
 

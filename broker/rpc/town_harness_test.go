@@ -17,7 +17,6 @@ import (
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
@@ -27,6 +26,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/broker/router"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/wire"
@@ -49,7 +49,7 @@ type testTown struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	listeners map[string]*bufconn.Listener
+	listeners map[string]*memnet.Listener
 	conns     map[string][]net.Conn
 	dials     map[string]int
 }
@@ -71,7 +71,7 @@ func buildTown(t *testing.T, n int32, tune func(*router.Options), opts LogOption
 	t.Helper()
 	w := &testTown{
 		t: t, brokers: map[int32]*testBroker{}, routers: map[int32]*router.Router{}, forward: map[int32]*ForwardService{},
-		topics: map[string]*testTopic{}, listeners: map[string]*bufconn.Listener{}, conns: map[string][]net.Conn{}, dials: map[string]int{},
+		topics: map[string]*testTopic{}, listeners: map[string]*memnet.Listener{}, conns: map[string][]net.Conn{}, dials: map[string]int{},
 		tune: tune, groupConfig: groups,
 	}
 	for id := int32(1); id <= n; id++ {
@@ -110,7 +110,7 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 	opts.Router = r
 	w.routers[id] = r
 	srv := rpcserver.New(rpcserver.Options{Port: rpcserver.InternalPort, Rules: Rules(), Log: zerolog.Nop(), Codec: wire.NewCodec(opts.Pool)})
-	lis := bufconn.Listen(1 << 20)
+	lis := memnet.Listen(internalAddress(id), 1<<20)
 	w.mu.Lock()
 	w.listeners[internalAddress(id)] = lis
 	w.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"google.golang.org/grpc/test/bufconn"
+	"github.com/runnelmq/runnel/internal/memnet"
 )
 
 // A network is listeners in memory, and the connections to them.
@@ -15,7 +15,7 @@ type network struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	listeners map[string]*bufconn.Listener
+	listeners map[string]*memnet.Listener
 	links     map[string][]*link // by the address dialled, those that are open
 	dials     map[string]int
 	received  atomic.Int64   // bytes that came over all links, to who dialled
@@ -24,22 +24,9 @@ type network struct {
 
 func newNetwork() *network {
 	return &network{
-		listeners: map[string]*bufconn.Listener{}, links: map[string][]*link{}, dials: map[string]int{}, most: map[string]int{},
+		listeners: map[string]*memnet.Listener{}, links: map[string][]*link{}, dials: map[string]int{}, most: map[string]int{},
 	}
 }
-
-type named struct {
-	*bufconn.Listener
-
-	addr address
-}
-
-func (n named) Addr() net.Addr { return n.addr }
-
-type address string
-
-func (address) Network() string  { return "mem" }
-func (a address) String() string { return string(a) }
 
 func (n *network) listen(_ context.Context, addr string) (net.Listener, error) {
 	n.mu.Lock()
@@ -47,9 +34,9 @@ func (n *network) listen(_ context.Context, addr string) (net.Listener, error) {
 	if n.listeners[addr] != nil {
 		return nil, syscall.EADDRINUSE
 	}
-	l := bufconn.Listen(1 << 20)
+	l := memnet.Listen(addr, 1<<20)
 	n.listeners[addr] = l
-	return named{l, address(addr)}, nil
+	return l, nil
 }
 
 // free makes room for another listener at addr.

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/runnelmq/runnel/internal/memnet"
 )
 
 func TestServeStopsWithin(t *testing.T) {
@@ -26,7 +27,7 @@ func TestServeStopsWithin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				lis := bufconn.Listen(1 << 16)
+				lis := memnet.Listen("broker:7420", 1<<16)
 				srv := grpc.NewServer(grpc.WaitForHandlers(true))
 				healthpb.RegisterHealthServer(srv, health.NewServer())
 				ctx, cancel := context.WithCancel(t.Context())

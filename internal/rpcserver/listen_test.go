@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"google.golang.org/grpc/test/bufconn"
+	"github.com/runnelmq/runnel/internal/memnet"
 )
 
 // Addresses to listen on and to be told to others (OP-09, OP-10).
@@ -62,7 +62,7 @@ func TestAddresses(t *testing.T) {
 // One connection too many is closed at once; when one ends there is room.
 func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		inner := bufconn.Listen(1 << 10)
+		inner := memnet.Listen("broker:7420", 1<<10)
 		lis := Limit(inner, 2)
 		var wg sync.WaitGroup
 		accepted := make(chan net.Conn, 10)

@@ -18,9 +18,9 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	reflectionalpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 )
 
@@ -68,7 +68,7 @@ func start(t *testing.T, o Options, d DialOptions) *fixture {
 	runnelv1.RegisterAdminServiceServer(f.server, f.service)
 	runnelv1.RegisterMetadataServiceServer(f.server, f.service)
 	f.server.Recovering()
-	lis := bufconn.Listen(1 << 20)
+	lis := memnet.Listen("broker:7420", 1<<20)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := f.server.Serve(lis); err != nil {
