@@ -277,6 +277,38 @@ func TestReader_leaderMoves(t *testing.T) {
 	})
 }
 
+// While no seed can be reached, and others answer that are connected already,
+// these are not asked without end.
+func TestClient_asksAroundInMeasure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 3})
+		p := producer(t, f.client(t))
+		y := newTally()
+		spread(t, p, y, 0, 100)
+		flush(t, p)
+		synctest.Wait()
+		f.locked(func() {
+			for _, d := range f.nodes {
+				d.down = true // for new connections
+				d.asked.Store(0)
+			}
+		})
+		f.nodes[0].srv.Stop()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := f.nodes[1].asked.Load(); n == 0 || n > 100 {
+			t.Errorf("a broker was asked %d times in 10 s", n)
+		}
+		f.locked(func() {
+			f.nodes[1].down, f.nodes[2].down = false, false
+			f.topics["t"].parts[0].lead(1)
+		})
+		spread(t, p, y, 100, 200)
+		flush(t, p)
+		y.check(t, 200, 0, 0)
+	})
+}
+
 // With one seed alone, which goes, the others are found.
 func TestClient_outlivesItsSeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
