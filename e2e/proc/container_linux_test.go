@@ -36,7 +36,7 @@ func TestFirstProcessStopsInOrder(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err != nil || time.Since(asked) > 10*time.Second {
+	if err := cmd.Wait(); err != nil || time.Since(asked) > stopsWithin {
 		t.Errorf("after %v: %v\n%s", time.Since(asked), err, log.String())
 	}
 	again := dev(t, Dev{Data: data})
