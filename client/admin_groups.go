@@ -247,7 +247,7 @@ func (a *Admin) ResetOffsets(ctx context.Context, group string, resets []OffsetR
 	}
 	resp, err := a.groups.ResetOffsets(ctx, req)
 	if err != nil {
-		return nil, false, callError("reset offsets of group "+group, err)
+		return nil, false, o.failed("reset offsets of group "+group, err)
 	}
 	for _, r := range resp.GetResults() {
 		one := OffsetResetResult{Topic: r.GetTopic(), TopicID: r.GetTopicId(), Partition: r.GetPartition(), Old: -1, New: -1, Err: itemError(r.GetError())}
@@ -288,7 +288,7 @@ func (r *OffsetReset) proto() (*runnelv1.OffsetReset, error) {
 // DeleteGroup deletes a group that has no members, with all that it has committed.
 func (a *Admin) DeleteGroup(ctx context.Context, group string) error {
 	if _, err := a.groups.DeleteGroup(ctx, &runnelv1.DeleteGroupRequest{Group: group}); err != nil {
-		return callError("delete group "+group, err)
+		return changeError("delete group "+group, err)
 	}
 	return nil
 }
