@@ -229,8 +229,9 @@ func (k *cluster) run(ctx context.Context) {
 		}
 		if err != nil {
 			failures++
-			// Those it has told of can tell, too, if no seed is left.
-			if !errors.Is(err, ErrUnreachable) || k.askAround(ctx) {
+			// Those it has told of can tell, too, if no seed is left. That the seeds
+			// are others now does not say that they can be reached.
+			if !errors.Is(err, ErrUnreachable) || k.askAround(ctx) || failures > 1 {
 				k.idle(ctx, backoffFor(failures))
 			}
 		}

@@ -40,11 +40,16 @@ type fakeNode struct {
 	frozen          bool // it answers nothing
 	cluster         string
 	direct, proxied int
+	// asked counts questions about the cluster. Later ones than mostQuestions are
+	// not answered.
+	asked atomic.Int64
 	// fetched counts partitions that were to be fetched here directly.
 	fetched atomic.Int64
 	// asked counts questions for metadata.
 	asked atomic.Int64
 }
+
+const mostQuestions = 10_000
 
 func (d *fakeNode) countLocked(r runnelv1.Routing) {
 	if r == runnelv1.Routing_ROUTING_DIRECT {
@@ -189,6 +194,10 @@ func (d *fakeNode) GetMetadata(ctx context.Context, req *runnelv1.GetMetadataReq
 	d.asked.Add(1)
 	if err := d.stuck(ctx); err != nil {
 		return nil, err
+	}
+	if d.asked.Add(1) > mostQuestions {
+		<-ctx.Done() // or a client that asks without end would never let time pass
+		return nil, ctx.Err()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
