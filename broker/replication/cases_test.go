@@ -7,9 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/runnelmq/runnel/internal/vfs"
-
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // A follower whose disk is full is not waited for: it leaves the ISR at once,

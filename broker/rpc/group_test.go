@@ -345,7 +345,7 @@ func TestGroups_commitBeyondAFormerLeader(t *testing.T) {
 		m := w.member(1, 0)
 		m.until(func() bool { return m.owns() == 4 })
 		asked := 0
-		var fresh error = metadata.ErrNoController
+		fresh := metadata.ErrNoController
 		w.catchUp = func(id int32) error {
 			asked++
 			if fresh == nil {
