@@ -18,6 +18,9 @@ DEV_FLAGS ?=
 # Where `make cluster` keeps its data, and what else to pass to it.
 CLUSTER_DATA ?= runnel-cluster
 CLUSTER_FLAGS ?=
+# How long the tests of one package may take before they count as stuck: a slow
+# machine with a race detector needs minutes for some.
+TEST_TIMEOUT := 30m
 # How long each fuzz target runs, and how many power-cut histories are tried.
 FUZZTIME ?= 10s
 SOAK_SEEDS ?= 10000
@@ -88,11 +91,11 @@ lint: ## Run all linters, the import rules among them
 
 .PHONY: test
 test: ## Run all tests, the end-to-end ones on a part of their input
-	go test ./...
+	go test -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: race
 race: ## Run the tests of what has goroutines under the race detector
-	CGO_ENABLED=1 go test -race -short $(RACE_PACKAGES)
+	CGO_ENABLED=1 go test -race -short -timeout $(TEST_TIMEOUT) $(RACE_PACKAGES)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME
@@ -145,7 +148,7 @@ cross: ## Build for every platform
 
 .PHONY: cover
 cover: ## Measure test coverage; coverage.out
-	go test -short -coverpkg=./broker/...,./client/...,./cmd/...,./controller/...,./internal/... -coverprofile=coverage.out ./...
+	go test -short -timeout $(TEST_TIMEOUT) -coverpkg=./broker/...,./client/...,./cmd/...,./controller/...,./internal/... -coverprofile=coverage.out ./...
 	go tool cover -func=coverage.out | tail -n 1
 
 .PHONY: clean

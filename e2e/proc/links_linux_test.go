@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/runnelmq/runnel/internal/freeport"
 )
 
 // echo answers a connection with what it is sent.
@@ -54,7 +56,7 @@ func TestLinks(t *testing.T) {
 	l := NewLinks()
 	defer l.Close()
 	l.Name(os.Getpid(), "me")
-	ports := must[[]string](t)(Ports(t.Context(), 1))
+	ports := must[[]string](t)(freeport.Take(t.Context(), 1))
 	at := "127.0.0.1:" + ports[0]
 	if err := l.Serve(t.Context(), "other", at, echo(t)); err != nil {
 		t.Fatal(err)
