@@ -29,9 +29,6 @@ func groupMutations() []mutation {
 		{"a-partition-has-two-owners", "TestClusters", []edit{
 			{"broker/group/settle.go", "		if g.owners[p] == nil && g.held[p] == 0 {\n", "		if g.held[p] == 0 {\n"},
 		}},
-		{"whoever-had-a-partition-may-commit", "TestClusters", []edit{
-			{"broker/group/commit.go", "	own, ok := m.owned[p]\n	if !ok {\n", "	own, ok := m.owned[p]\n	if !ok && epoch < 0 {\n"},
-		}},
 	}
 }
 
