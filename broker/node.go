@@ -147,7 +147,7 @@ func (n *node) build(sec security) {
 	}
 	n.router = router.New(router.Options{Store: n.store, Dial: b.dial(sec.dial, codec), Rules: rpc.Rules(), Pool: pool, Metrics: reg})
 	n.logs = rpc.NewLogService(rpc.LogOptions{
-		Store: n.store, Partitions: n.set, Rules: rpc.Rules(), Metrics: reg, Pool: pool, Router: n.router, Find: finder.Find,
+		Store: n.store, Partitions: n.set, Rules: rpc.Rules(), Metrics: reg, Pool: pool, Router: n.router, Find: finder.Find, CatchUp: n.session.CatchUp,
 		MaxInflight: b.cfg.Streams.ProduceMaxInflight, MaxStreamAge: maxAge, GoawayGrace: b.cfg.Streams.GoawayGrace.Std(),
 		FetchBuffer: int64(b.cfg.Streams.FetchBufferBytes),
 	})

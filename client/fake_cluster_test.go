@@ -40,9 +40,14 @@ type fakeNode struct {
 	frozen          bool // it answers nothing
 	cluster         string
 	direct, proxied int
+	// asked counts questions about the cluster. Later ones than mostQuestions are
+	// not answered.
+	asked atomic.Int64
 	// fetched counts partitions that were to be fetched here directly.
 	fetched atomic.Int64
 }
+
+const mostQuestions = 10_000
 
 func (d *fakeNode) countLocked(r runnelv1.Routing) {
 	if r == runnelv1.Routing_ROUTING_DIRECT {
@@ -75,7 +80,13 @@ func (f *fakeBroker) addNode(tb testing.TB, addr string, knows bool) {
 // tell of the cluster.
 func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool, opts ...grpc.ServerOption) (stop func()) {
 	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: lis}
-	d.srv = grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(5<<20), grpc.WaitForHandlers(true),
+	unless := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if err := d.stuck(ctx); err != nil {
+			return nil, err
+		}
+		return handle(ctx, req)
+	}
+	d.srv = grpc.NewServer(append(opts, grpc.ChainUnaryInterceptor(unless), grpc.MaxRecvMsgSize(5<<20), grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))...)
 	runnelv1.RegisterLogServiceServer(d.srv, d)
 	runnelv1.RegisterAdminServiceServer(d.srv, f)
@@ -180,6 +191,10 @@ func (d *fakeNode) stuck(ctx context.Context) error {
 func (d *fakeNode) GetMetadata(ctx context.Context, req *runnelv1.GetMetadataRequest) (*runnelv1.GetMetadataResponse, error) {
 	if err := d.stuck(ctx); err != nil {
 		return nil, err
+	}
+	if d.asked.Add(1) > mostQuestions {
+		<-ctx.Done() // or a client that asks without end would never let time pass
+		return nil, ctx.Err()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

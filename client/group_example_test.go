@@ -45,7 +45,7 @@ func ExampleGroup_Records() {
 		panic(err)
 	}
 	defer g.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	for rec, err := range g.Records(ctx) {
 		if errors.Is(err, context.Canceled) {
@@ -82,7 +82,7 @@ func ExampleGroup_Run() {
 		panic(err)
 	}
 	defer g.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	_ = g.Run(ctx, func(_ context.Context, rec client.Record) error {
 		fmt.Printf("try %s\n", rec.Value)
@@ -105,7 +105,7 @@ func ExampleGroup_Run() {
 func ExampleGroup_Poll() {
 	brokers, stop := exampleGroups()
 	defer stop()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c, err := client.New(brokers)
 	if err != nil {

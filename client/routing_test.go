@@ -70,6 +70,30 @@ func spread(t *testing.T, p *client.Producer, y *tally, from, to int) {
 	}
 }
 
+// acquaint has p write to every broker of the cluster, which it may not know of
+// when the first records leave, and returns how many were sent.
+func acquaint(t *testing.T, f *fakeBroker, p *client.Producer, y *tally) (sent int) {
+	t.Helper()
+	for ; sent < 1000; sent += 100 {
+		spread(t, p, y, sent, sent+100)
+		flush(t, p)
+		synctest.Wait()
+		strangers := 0
+		f.locked(func() {
+			for _, d := range f.nodes {
+				if d.direct == 0 {
+					strangers++
+				}
+			}
+		})
+		if strangers == 0 {
+			return sent + 100
+		}
+	}
+	t.Fatal("it does not go to all leaders")
+	return 0
+}
+
 // read reads n records and returns their values, sorted.
 func read(t *testing.T, r *client.Reader, n int) (vs []string) {
 	t.Helper()
@@ -274,6 +298,36 @@ func TestReader_leaderMoves(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// While no seed can be reached, and others answer that are connected already,
+// these are not asked without end.
+func TestClient_asksAroundInMeasure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeCluster(t, 3, map[string]int{"t": 3})
+		p := producer(t, f.client(t))
+		y := newTally()
+		sent := acquaint(t, f, p, y)
+		f.locked(func() {
+			for _, d := range f.nodes {
+				d.down = true // for new connections
+				d.asked.Store(0)
+			}
+		})
+		f.nodes[0].srv.Stop()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := f.nodes[1].asked.Load(); n == 0 || n > 100 {
+			t.Errorf("a broker was asked %d times in 10 s", n)
+		}
+		f.locked(func() {
+			f.nodes[1].down, f.nodes[2].down = false, false
+			f.topics["t"].parts[0].lead(1)
+		})
+		spread(t, p, y, sent, sent+100)
+		flush(t, p)
+		y.check(t, sent+100, 0, 0)
 	})
 }
 

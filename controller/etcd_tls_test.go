@@ -16,17 +16,6 @@ import (
 	"github.com/runnelmq/runnel/internal/certtest"
 )
 
-// freePort returns an address of the loopback interface on which nobody listens.
-func freePort(t *testing.T) string {
-	t.Helper()
-	lis, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
-	return lis.Addr().String()
-}
-
 // An awaited log calls found when all texts have been written.
 type awaited struct {
 	found func()
@@ -49,9 +38,9 @@ func (a *awaited) Write(p []byte) (int, error) {
 func TestExternalEtcd_overTLS(t *testing.T) {
 	ca, strangers := certtest.New(t), certtest.New(t)
 	etcdCert, etcdKey := ca.Issue("etcd", "etcd")
-	at := freePort(t)
+	at := freePorts(t, 1)[0]
 	member, err := store.OpenMember(t.Context(), store.Embedded{
-		Dir: t.TempDir(), Client: at, Peer: freePort(t), CertFile: etcdCert, KeyFile: etcdKey, CAFile: ca.CA(), Bootstrap: true,
+		Dir: t.TempDir(), Client: at, Peer: "127.0.0.1:0", CertFile: etcdCert, KeyFile: etcdKey, CAFile: ca.CA(), Bootstrap: true,
 		QuotaSize: 64 << 20, Compact: time.Hour, Tick: 20 * time.Millisecond, Start: 30 * time.Second,
 	}, zerolog.Nop())
 	if err != nil {

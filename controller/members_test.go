@@ -19,22 +19,20 @@ import (
 	"github.com/runnelmq/runnel/controller"
 	"github.com/runnelmq/runnel/controller/store"
 	"github.com/runnelmq/runnel/internal/config"
+	"github.com/runnelmq/runnel/internal/freeport"
 )
 
-// freePorts returns addresses that nobody listens at.
+// freePorts returns addresses of the loopback interface that are the test's.
 func freePorts(t *testing.T, n int) []string {
 	t.Helper()
-	var addrs []string
-	for range n {
-		var lc net.ListenConfig
-		lis, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lis.Close()
-		addrs = append(addrs, lis.Addr().String())
+	ports, err := freeport.Take(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return addrs
+	for i, port := range ports {
+		ports[i] = net.JoinHostPort("127.0.0.1", port)
+	}
+	return ports
 }
 
 // A trio is three controllers whose embedded members make one etcd.
@@ -240,13 +238,12 @@ func (tr *trio) bound(n int) bool {
 	}
 }
 
-// awaitEnd waits for a controller to end by itself, and returns why.
+// awaitEnd waits until a controller has ended by itself, and returns why; or until
+// it listens, which it must not.
 func (tr *trio) awaitEnd(n int) error {
-	timer := time.NewTimer(100 * time.Millisecond)
-	defer timer.Stop()
 	select {
 	case <-tr.ctls[n].Bound():
-	case <-timer.C:
+	case <-tr.ends[n]:
 	}
 	return tr.stops[n]()
 }

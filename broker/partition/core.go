@@ -224,8 +224,9 @@ func (c *core) counted(p progress) record.Offset {
 	return p.written
 }
 
-// deletedBelow says whether every member of the committed ISR begins at start or
-// later.
+// deletedBelow says whether every replica that may be elected begins at start or
+// later: the members of the ISR, of one that was proposed, and of the ELR. From
+// another leader records would come back that were said to be deleted.
 func (c *core) deletedBelow(start record.Offset) bool {
 	if c.role != leading || c.logStart < start {
 		return false
@@ -235,6 +236,6 @@ func (c *core) deletedBelow(start record.Offset) bool {
 		f := c.followers[id]
 		all = f != nil && c.current(id, f) && f.logStart >= start
 		return all
-	}, c.committed)
+	}, append(c.maximal(), c.elr)...)
 	return all
 }

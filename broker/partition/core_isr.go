@@ -123,7 +123,8 @@ func (c *core) rejected(number uint64, now time.Time) {
 }
 
 // ready says whether a replica may join the ISR: it has all that is or may be
-// committed, it said so in this epoch, and it is registered as who said so.
+// committed, and nothing that was deleted, it said so in this epoch, and it is
+// registered as who said so.
 func (c *core) ready(id metadata.BrokerID) bool {
 	f := c.followers[id]
 	if f == nil || !f.subscribed || !c.current(id, f) {
@@ -131,7 +132,7 @@ func (c *core) ready(id metadata.BrokerID) bool {
 	}
 	epoch, eligible := c.registration(id)
 	has := c.counted(f.progress)
-	return eligible && f.brokerEpoch >= epoch && has >= c.hw && has >= c.leso
+	return eligible && f.brokerEpoch >= epoch && has >= c.hw && has >= c.leso && f.logStart >= c.logStart
 }
 
 // wanted returns the ISR this leader would have: with replicas that have caught

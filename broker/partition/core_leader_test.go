@@ -279,4 +279,29 @@ func TestDeletedBelow(t *testing.T) {
 	if !c.deletedBelow(5) || c.deletedBelow(6) {
 		t.Error("all of the ISR are at 5; who is not of it does not matter")
 	}
+	// Who may be elected does.
+	c.elr = ids(3)
+	if c.deletedBelow(5) {
+		t.Error("a member of the ELR is at 0")
+	}
+	c.elr = nil
+	third := FollowerAck{Follower: 3, BrokerEpoch: 30, Epoch: 2, Subscription: 1, Written: 9}
+	c.ack(third, t0)
+	if c.ready(3) {
+		t.Error("who has what was deleted may not join")
+	}
+	third.LogStart = 5
+	c.ack(third, t0)
+	if !c.ready(3) {
+		t.Error("who has all, and nothing that was deleted, may join")
+	}
+	if _, ok := c.propose(func() uint64 { return 1 }, false, t0); !ok {
+		t.Fatal("no proposal")
+	}
+	c.cut(6)
+	ack.LogStart = 6
+	c.ack(ack, t0)
+	if c.deletedBelow(6) {
+		t.Error("a member that was proposed is at 5")
+	}
 }

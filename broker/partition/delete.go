@@ -13,7 +13,7 @@ const ToHighWatermark record.Offset = -1
 
 // DeleteRecords makes before, or the high watermark for ToHighWatermark, the
 // log start, and returns the log start there is then: it never falls. It returns
-// when every member of the ISR begins there. When that does not happen before ctx
+// when every replica that may be elected begins there. When that does not happen before ctx
 // ends or the leadership does, it is ErrCommitUncertain: here it is done.
 func (p *Partition) DeleteRecords(ctx context.Context, before record.Offset) (logStart record.Offset, err error) {
 	p.writing <- struct{}{}
@@ -31,7 +31,7 @@ func (p *Partition) DeleteRecords(ctx context.Context, before record.Offset) (lo
 	select {
 	case err = <-w.done:
 	case <-ctx.Done():
-		err = fmt.Errorf("%s: %w: not every replica of the ISR has removed the records: %w", p, ErrCommitUncertain, opaque{context.Cause(ctx)})
+		err = fmt.Errorf("%s: %w: not every replica that may lead has removed the records: %w", p, ErrCommitUncertain, opaque{context.Cause(ctx)})
 		p.mu.Lock()
 		for i, o := range p.deletes {
 			if o == w {

@@ -187,6 +187,9 @@ func (w *world) check(was []record.Offset) {
 		if c.role == leading && c.hw > was[i] {
 			w.commit(b)
 		}
+		if c.deletedBelow(c.logStart) {
+			w.deleted = max(w.deleted, c.logStart)
+		}
 		if c.settled() && c.epoch == w.ctl.part.LeaderEpoch && int(c.hw) < len(w.committed) {
 			w.fail("leader %d answers %d as the end, and all below %d is committed", b.id, c.hw, len(w.committed))
 		}
@@ -209,6 +212,10 @@ func (w *world) check(was []record.Offset) {
 			continue // not judged yet, and fenced until it is
 		}
 		l := w.brokers[id-1].log
+		if l.Start() < w.deleted && !w.forgiven {
+			w.fail("broker %d of isr %v elr %v begins at %d, and what is below %d was deleted", id, w.ctl.part.ISR, w.ctl.part.ELR, l.Start(), w.deleted)
+			return
+		}
 		for o := int(l.Start()); o < len(w.committed); o++ {
 			if r, ok := l.at(record.Offset(o)); w.committed[o].n != 0 && (!ok || r != w.committed[o]) {
 				w.fail("broker %d of isr %v elr %v has %v at %d, %v is committed", id, w.ctl.part.ISR, w.ctl.part.ELR, r, o, w.committed[o])

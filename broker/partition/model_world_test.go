@@ -62,8 +62,10 @@ type world struct {
 	lossy     int
 	tracing   bool
 	forgiven  bool // records were lost, and it was said
-	log       []string
-	bad       error
+	// deleted is up to where records were said to be deleted.
+	deleted record.Offset
+	log     []string
+	bad     error
 }
 
 // A modelBroker is one broker.
@@ -411,6 +413,9 @@ func (b *modelBroker) followStart(logStart record.Offset) {
 	if to, ok := b.core.start(logStart); ok {
 		b.log.deleteBefore(to)
 		b.core.cut(b.log.Start())
+		if !b.w.mut.noInitialAck {
+			b.acknowledge()
+		}
 	}
 }
 

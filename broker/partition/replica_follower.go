@@ -41,8 +41,11 @@ func (p *Partition) startToken(subscription int64, notify func()) (FollowerSubsc
 	if can {
 		p.dropLocked() // before anything happens to the log
 	}
+	counted := slices.Contains(p.core.committed, p.core.self)
 	p.mu.Unlock()
-	if !can || p.host.disk().Hard {
+	// Who is in sync subscribes with a full disk, too: its leader waits for its
+	// word, and it can ask to be left out only in a subscription.
+	if !can || (p.host.disk().Hard && !counted) {
 		return FollowerSubscribe{}, false
 	}
 	anew, ok := p.fit()

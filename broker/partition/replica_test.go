@@ -413,8 +413,18 @@ func TestOnData_refuses(t *testing.T) {
 			}
 		}
 		f.disk.Store(&commitlog.DiskState{Hard: true, Soft: true})
+		if _, err := r.follow(f); err != nil {
+			t.Errorf("in sync, it does not follow with a full disk: %v", err)
+		}
+		d := good
+		d.Subscription = f.sub
+		if err := f.p.OnData(d); !errors.Is(err, ErrStorageFull) {
+			t.Errorf("with a full disk: %v", err)
+		}
+		r.part.Isr, r.part.PartitionEpoch = []int32{1, 2}, r.part.PartitionEpoch+1
+		r.tell()
 		if _, err := r.follow(f); !errors.Is(err, errNobody) {
-			t.Errorf("follows with a full disk: %v", err)
+			t.Errorf("out of sync, it follows with a full disk: %v", err)
 		}
 		f.disk.Store(nil)
 		r.pull(2, 3)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/internal/vfs"
 )
 
 // A follower whose disk is full is not waited for: it leaves the ISR at once,
@@ -33,6 +34,48 @@ func TestFullDisk_followerLeaves(t *testing.T) {
 		time.Sleep(time.Minute)
 		if isr := w.isr(id, 0); !slices.Equal(isr, []int32{1, 3}) {
 			t.Errorf("isr %v, and the disk is full", isr)
+		}
+		w.nodes[2].mem.SetCapacity(0)
+		w.within(time.Minute, "it is in sync again", func() bool { return len(w.isr(id, 0)) == 3 })
+		w.same(id, 0)
+	})
+}
+
+// A broker whose disk is below its hard mark, and that led, is not waited for by
+// the next leader until it has lagged for long enough. Where nothing comes, it
+// stays in sync.
+func TestFullDisk_formerLeaderLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.end()
+		w.reserve = 4096 // so that what the log makes itself still has room below the hard mark
+		for id := range int32(3) {
+			w.start(id+1, vfs.NewMem())
+		}
+		id := w.topic(async, 2, 2, 2, 1, 3)
+		synctest.Wait()
+		for n := range int32(2) {
+			_, committed := w.nodes[2].append(id, n, 1, 1000)
+			w.within(time.Second, "all have room", w.done(committed))
+		}
+		free, total, err := w.nodes[2].mem.Free("data")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.nodes[2].mem.SetCapacity(total - free + 1000)
+		w.within(time.Minute, "it is noticed", func() bool { return w.nodes[2].root.Disk().Hard })
+		for n := range int32(2) {
+			w.elect(id, n, 1, 1, 2, 3)
+		}
+		synctest.Wait()
+		_, committed := w.nodes[1].append(id, 0, 1, 1000)
+		w.within(time.Second, "the others go on", w.done(committed))
+		time.Sleep(time.Minute)
+		if isr := w.isr(id, 0); !slices.Equal(isr, []int32{1, 3}) {
+			t.Errorf("isr %v, and the disk is full", isr)
+		}
+		if isr := w.isr(id, 1); len(isr) != 3 {
+			t.Errorf("isr %v of a partition without anything to take", isr)
 		}
 		w.nodes[2].mem.SetCapacity(0)
 		w.within(time.Minute, "it is in sync again", func() bool { return len(w.isr(id, 0)) == 3 })

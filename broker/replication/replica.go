@@ -286,7 +286,8 @@ func (r *replica) take(it *item) {
 
 // failed drops the subscription because of what came over it, and tries anew.
 func (r *replica) failed(err error) {
-	r.giveUp(errors.Is(err, partition.ErrStorageFull))
+	full := errors.Is(err, partition.ErrStorageFull)
+	r.giveUp(full)
 	owner := r.peer.owner
 	owner.deps.Metrics.dropped.Inc()
 	if errors.Is(err, partition.ErrDiverged) {
@@ -298,6 +299,10 @@ func (r *replica) failed(err error) {
 	}
 	owner.deps.Log.WithLevel(level).Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
 		Msg("a subscription was dropped, and is made anew")
+	if full {
+		r.later(retryMax) // by then it is out of the ISR, unless no controller answers
+		return
+	}
 	r.retry(false)
 }
 

@@ -46,6 +46,8 @@ type town struct {
 	t   testing.TB
 	net *network
 	cfg Config
+	// reserve is the soft disk mark of brokers that are started; negative: none.
+	reserve int64
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -85,7 +87,7 @@ func newTown(t *testing.T, brokers ...int32) *town {
 	t.Helper()
 	w := &town{
 		t: t, net: &network{listeners: map[string]*memnet.Listener{}, silenced: map[route]chan struct{}{}, conns: map[*conn]bool{}},
-		objects: map[string]*controllerv1.MetadataObject{}, nodes: map[int32]*node{},
+		objects: map[string]*controllerv1.MetadataObject{}, nodes: map[int32]*node{}, reserve: -1,
 	}
 	for _, id := range brokers {
 		w.start(id, vfs.NewMem())
@@ -108,7 +110,7 @@ func (n *node) run(fs vfs.FS, dir string, lis net.Listener, dial func(ctx contex
 	n.incarnation, n.reg = uuid.NewString(), prometheus.NewRegistry()
 	n.metrics = NewMetrics(n.reg)
 	root, err := commitlog.OpenRoot(fs, dir, commitlog.RootOptions{
-		BrokerID: id, BootID: func() (string, error) { return "boot", nil }, ReserveBytes: -1, BallastBytes: -1,
+		BrokerID: id, BootID: func() (string, error) { return "boot", nil }, ReserveBytes: w.reserve, BallastBytes: -1,
 	})
 	if err != nil {
 		w.t.Fatal(err)

@@ -148,8 +148,9 @@ func invalid(format string, args ...any) error {
 	return refusal.New(errRequest, nil, format, args...)
 }
 
-// When to try again after a refusal for want of resources.
+// When to try again after a refusal for want of resources. In a cluster another
+// broker leads soon after a disk is full.
 const (
-	storageFullRetry = 5 * time.Second
+	storageFullRetry = time.Second
 	overloadedRetry  = time.Second
 )

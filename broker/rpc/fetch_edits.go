@@ -335,7 +335,7 @@ func (f *fetcher) begin(part *partition.Partition, st partition.State, want *run
 			// Who has read up to there has read what is no more.
 			return off, f.checkLastEpoch(part, off, record.Epoch(want.GetLastEpoch()))
 		}
-		return off, part.CheckOffset(off)
+		return off, f.checkOffset(part, off)
 	case *runnelv1.FetchPartition_Timestamp:
 		off, _, found, err := part.OffsetForTime(ceilMillis(start.Timestamp))
 		if err != nil || found {

@@ -1,19 +1,58 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
 )
 
+// sureWait is how long a reader who got further than this leader waits until it
+// is certain that nobody else leads.
+const sureWait = 500 * time.Millisecond
+
+// sure fails unless this broker leads the partition at the time of the question.
+// A leader that was replaced may believe in itself for a while, and has never
+// heard of what the next one has served: it must not say that this is not there.
+func (f *fetcher) sure(part *partition.Partition) error {
+	if f.svc.opts.CatchUp != nil {
+		wait, cancel := context.WithTimeout(f.ss.Context(), sureWait)
+		defer cancel()
+		if f.svc.opts.CatchUp(wait) != nil {
+			return fmt.Errorf("%s: %w: no controller answers whether another broker has what is beyond the end here; try again",
+				part, partition.ErrUnconfirmed)
+		}
+	}
+	return part.State().Err
+}
+
+// checkOffset says why reading can't begin at an offset.
+func (f *fetcher) checkOffset(part *partition.Partition, off record.Offset) error {
+	err := part.CheckOffset(off)
+	if off < part.State().LogStart || !errors.Is(err, partition.ErrOffsetOutOfRange) {
+		return err
+	}
+	if err := f.sure(part); err != nil {
+		return err
+	}
+	return part.CheckOffset(off)
+}
+
 // checkLastEpoch says whether the log still holds what a reader had read: the
 // record before next must be of epoch last. What retention has removed counts
 // as held.
 func (f *fetcher) checkLastEpoch(part *partition.Partition, next record.Offset, last record.Epoch) error {
 	st := part.State()
+	if next > st.LogStart && last > st.Epoch {
+		if err := f.sure(part); err != nil {
+			return err
+		}
+		st = part.State()
+	}
 	switch {
 	case next <= st.LogStart:
 		return nil

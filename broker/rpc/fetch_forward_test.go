@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/router"
 	"github.com/runnelmq/runnel/internal/record"
 )
@@ -401,4 +402,55 @@ func TestForward_fetchLeavesWhoDoesNotKnow(t *testing.T) {
 			t.Errorf("after %s: %q", time.Since(start), v)
 		}
 	})
+}
+
+// A leader that was replaced, and has not heard of it, never says that what the
+// next one has served is not there: not to who reads, nor to who commits.
+func TestForward_replacedLeaderDoesNotJudge(t *testing.T) {
+	direct := runnelv1.Routing_ROUTING_DIRECT
+	for name, c := range map[string]struct {
+		from   int64
+		last   *int64 // the epoch of the record before it
+		told   bool   // the old leader can find out
+		direct runnelv1.ErrorReason
+		proxy  runnelv1.ErrorReason
+	}{
+		"cut off":                     {2, nil, false, runnelv1.ErrorReason_ERROR_REASON_LEADER_UNCONFIRMED, runnelv1.ErrorReason_ERROR_REASON_LEADER_UNCONFIRMED},
+		"cut off, with an epoch":      {2, new(int64(2)), false, runnelv1.ErrorReason_ERROR_REASON_LEADER_UNCONFIRMED, runnelv1.ErrorReason_ERROR_REASON_LEADER_UNCONFIRMED},
+		"late, with an epoch":         {2, new(int64(2)), true, runnelv1.ErrorReason_ERROR_REASON_NOT_LEADER, 0},
+		"late, with an epoch of none": {2, new(int64(99)), true, runnelv1.ErrorReason_ERROR_REASON_NOT_LEADER, runnelv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED},
+		"late":                        {2, nil, true, runnelv1.ErrorReason_ERROR_REASON_NOT_LEADER, 0},
+		"late, and beyond every end":  {3, nil, true, runnelv1.ErrorReason_ERROR_REASON_NOT_LEADER, runnelv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE},
+		"late, and below the end":     {1, new(int64(1)), true, 0, 0},
+	} {
+		for _, way := range []struct {
+			routing runnelv1.Routing
+			want    runnelv1.ErrorReason
+		}{{direct, c.direct}, {runnelv1.Routing_ROUTING_PROXY, c.proxy}} {
+			t.Run(fmt.Sprintf("%s, %v", name, way.routing), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newTown(t, 2, nil, LogOptions{})
+					w.topic("t", 2)
+					w.brokers[2].text("t", 0, "a")
+					w.copyLog("t", 0, 1)
+					w.move("t", 0, 1, 1)
+					w.brokers[1].text("t", 0, "b")
+					w.catchUp = func(id int32) error {
+						if !c.told {
+							return metadata.ErrNoController
+						}
+						w.tell("t", 0, id)
+						return nil
+					}
+					got := w.brokers[2].fetchAll(&runnelv1.FetchRequest{
+						Options:    &runnelv1.FetchOptions{Format: text, Routing: way.routing},
+						Partitions: []*runnelv1.FetchPartition{{Topic: "t", Partition: new(int32(0)), Start: offsetOf(c.from), LastEpoch: c.last}},
+					})
+					if r := got.errors[0].GetReason(); r != way.want {
+						t.Errorf("got %v, want %v", r, way.want)
+					}
+				})
+			})
+		}
+	}
 }

@@ -88,13 +88,14 @@ func (s *GroupService) checkEnds(ctx context.Context, places []commitPlace) []er
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	caughtUp := sync.OnceValue(func() error { return s.deps.Finder.CatchUp(ctx) })
 	for k, err := range s.deps.Admin.askOffsetAnswers(ctx, asked, parts) {
 		i, a := at[k], asked[k].answer
 		switch {
 		case err != nil:
 			errs[i] = err
 		case places[i].offset > a.GetOffset():
-			errs[i] = beyondEnd(&places[i], a.GetOffset())
+			errs[i] = s.beyondEnd(&places[i], a, caughtUp)
 		default:
 			s.ends.note(endKey{keys[k].part, record.Epoch(a.GetLeaderEpoch())}, a.GetOffset())
 		}
@@ -111,8 +112,26 @@ func checkThere(_ context.Context, places []commitPlace) []error {
 	return errs
 }
 
-// beyondEnd says that nobody can have read up to an offset.
-func beyondEnd(p *commitPlace, end int64) error {
+// beyondEnd says that nobody can have read up to an offset, if it is certain that
+// who told the end leads the partition: a leader that was replaced may believe
+// in itself for a while, and has not what the next one has served.
+func (s *GroupService) beyondEnd(p *commitPlace, told *runnelv1.OffsetAnswer, caughtUp func() error) error {
+	if caughtUp() != nil {
+		return fmt.Errorf("%s/%d: offset %d is beyond the end that its leader told, and no controller answers whether it still leads: %w; try again",
+			p.topic.Name, p.number, p.offset, partition.ErrUnconfirmed)
+	}
+	t, ok := s.deps.Store.Load().TopicByID(p.topic.ID)
+	if !ok {
+		return fmt.Errorf("%s/%d: %w", p.topic.Name, p.number, partition.ErrDeleted)
+	}
+	mp, err := t.Find(p.number)
+	if err != nil {
+		return err
+	}
+	if mp.LeaderEpoch > record.Epoch(told.GetLeaderEpoch()) {
+		return fmt.Errorf("%s/%d: %w: try again", p.topic.Name, p.number, partition.ErrOffsetNotAvailable)
+	}
+	end := told.GetOffset()
 	return refusal.New(partition.ErrOffsetOutOfRange, map[string]string{"highWatermark": decimal(end), "endOffset": decimal(end)},
 		"%s/%d: offset %d can't be committed: its records end at %d", p.topic.Name, p.number, p.offset, end)
 }

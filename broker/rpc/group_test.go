@@ -17,6 +17,7 @@ import (
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/coordinator"
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 )
 
@@ -329,6 +330,45 @@ func TestForwardGroup_hostile(t *testing.T) {
 		r, err := fwd.ForwardMeasure(ctx, &replicav1.ForwardMeasureRequest{Places: []*replicav1.MeasurePlace{{TopicId: uuid.NewString(), Offset: new(int64(-9))}}})
 		if err != nil || r.GetMeasures()[0].GetError() == nil {
 			t.Errorf("a topic nobody knows: %v %v", r, err)
+		}
+	})
+}
+
+// That nobody can have read what a member commits is not said on the word of a
+// leader that was replaced and has not heard of it.
+func TestGroups_commitBeyondAFormerLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := groupTown(t, LogOptions{})
+		w.copyLog("orders", 1, 1)
+		w.move("orders", 1, 1, 1)
+		w.brokers[1].text("orders", 1, "x", "y")
+		m := w.member(1, 0)
+		m.until(func() bool { return m.owns() == 4 })
+		asked := 0
+		fresh := metadata.ErrNoController
+		w.catchUp = func(id int32) error {
+			asked++
+			if fresh == nil {
+				w.tell("orders", 1, id)
+			}
+			return fresh
+		}
+		commit := func(offset int64) string {
+			got := w.brokers[3].commit(&runnelv1.CommitRequest{Group: "g", MemberId: m.id, MemberEpoch: m.epoch, Offsets: offsets(1, offset)})
+			return rpcerr.Name(got[0].GetResults()[0].GetError().GetReason())
+		}
+		if got := commit(12); got != "LEADER_UNCONFIRMED" {
+			t.Errorf("while no controller answers: %s", got)
+		}
+		fresh = nil
+		if got := commit(12); got != "OFFSET_NOT_AVAILABLE" {
+			t.Errorf("once it is heard of: %s", got)
+		}
+		if got := commit(12); got != "UNSPECIFIED" {
+			t.Errorf("then: %s", got)
+		}
+		if got := commit(13); got != "OFFSET_OUT_OF_RANGE" || asked < 3 {
+			t.Errorf("beyond every end: %s", got)
 		}
 	})
 }

@@ -60,6 +60,8 @@ type LogOptions struct {
 	// Find catches up with the controller about a topic that the image does not
 	// have. nil: the image is all there is.
 	Find func(ctx context.Context, name, id string) (*metadata.Topic, error)
+	// CatchUp is that of metadata.Session. nil: as with Find.
+	CatchUp func(ctx context.Context) error
 }
 
 func (o LogOptions) withDefaults() LogOptions {

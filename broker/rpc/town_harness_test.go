@@ -41,6 +41,8 @@ type testTown struct {
 	forward map[int32]*ForwardService
 	topics  map[string]*testTopic
 	tune    func(*router.Options)
+	// catchUp is called when a broker asks what is new. nil: nothing is.
+	catchUp func(id int32) error
 	// groupConfig is not nil where brokers keep consumer groups.
 	groupConfig *coordinator.Config
 	// subscriptions counts those of followers.
@@ -107,7 +109,7 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 		w.tune(&ro)
 	}
 	r := router.New(ro)
-	opts.Router = r
+	opts.Router, opts.CatchUp = r, w.catchUpOf(id)
 	w.routers[id] = r
 	srv := rpcserver.New(rpcserver.Options{Port: rpcserver.InternalPort, Rules: Rules(), Log: zerolog.Nop(), Codec: wire.NewCodec(opts.Pool)})
 	lis := memnet.Listen(internalAddress(id), 1<<20)
@@ -118,9 +120,9 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = r.Run(ctx) })
 	b.openInternal = func() {
-		b.admin = NewAdminService(AdminDeps{Store: b.store, Set: b.set, Root: b.root, Finder: w.finder(b), Router: r, Log: zerolog.Nop()})
+		b.admin = NewAdminService(AdminDeps{Store: b.store, Set: b.set, Root: b.root, Finder: w.finder(b, id), Router: r, Log: zerolog.Nop()})
 		if w.groupConfig != nil {
-			c := w.joinGroups(b, r)
+			c := w.joinGroups(b, id, r)
 			wg.Go(func() { _ = c.Run(ctx) })
 		}
 		fwd := NewForwardService(b.svc, b.admin)
@@ -137,7 +139,7 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 }
 
 // joinGroups lets a broker keep consumer groups.
-func (w *testTown) joinGroups(b *testBroker, r *router.Router) *coordinator.Coordinator {
+func (w *testTown) joinGroups(b *testBroker, id int32, r *router.Router) *coordinator.Coordinator {
 	c := coordinator.New(*w.groupConfig, coordinator.Deps{
 		Store: b.store, Local: b.set.Get, Log: zerolog.Nop(),
 		Measure: func(ctx context.Context, places []coordinator.Place) []coordinator.Measure {
@@ -145,7 +147,7 @@ func (w *testTown) joinGroups(b *testBroker, r *router.Router) *coordinator.Coor
 		},
 	})
 	b.groups = NewGroupService(GroupDeps{
-		Store: b.store, Coordinator: c, Finder: w.finder(b), Router: r, Logs: b.svc, Admin: b.admin,
+		Store: b.store, Coordinator: c, Finder: w.finder(b, id), Router: r, Logs: b.svc, Admin: b.admin,
 		Ensure: func(context.Context) (*metadata.Topic, error) {
 			if t, ok := b.store.Load().Topic(coordinator.Topic); ok {
 				return t, nil
@@ -156,8 +158,18 @@ func (w *testTown) joinGroups(b *testBroker, r *router.Router) *coordinator.Coor
 	return c
 }
 
-func (w *testTown) finder(b *testBroker) metadata.Finder {
-	return metadata.Finder{Store: b.store, CatchUp: func(context.Context) error { return nil }}
+func (w *testTown) finder(b *testBroker, id int32) metadata.Finder {
+	return metadata.Finder{Store: b.store, CatchUp: w.catchUpOf(id)}
+}
+
+// catchUpOf is how a broker asks what is new.
+func (w *testTown) catchUpOf(id int32) func(context.Context) error {
+	return func(context.Context) error {
+		if w.catchUp == nil {
+			return nil
+		}
+		return w.catchUp(id)
+	}
 }
 
 func (w *testTown) dial(ctx context.Context, addr string) (net.Conn, error) {

@@ -109,13 +109,16 @@ func (a *app) runBenchConsume(ctx context.Context, f benchFlags) error {
 		return err
 	}
 	defer c.Close()
+	ctx, stop := interruptible(ctx)
+	defer stop()
+	if err := a.look(ctx, c, f.topic); err != nil {
+		return err
+	}
 	r, err := c.NewReader(client.RetryTimeout(a.timeout))
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	ctx, stop := interruptible(ctx)
-	defer stop()
 	assign, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	if err := r.Assign(assign, client.Assignment{Topic: f.topic, Partition: client.AnyPartition, AtEnd: true}); err != nil {

@@ -95,8 +95,8 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// When nobody listens, everything says so at once (AD-10); when somebody listens and
-// never answers, when --timeout has passed.
+// When nobody listens, everything says so at once (AD-10), however long --timeout
+// is; when somebody listens and never answers, when --timeout has passed.
 func TestNobodyAnswers(t *testing.T) {
 	var lc net.ListenConfig
 	mute, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -118,13 +118,13 @@ func TestNobodyAnswers(t *testing.T) {
 		{"bench", "produce"},
 		{"bench", "consume"},
 	} {
-		for addr, within := range map[string]time.Duration{"127.0.0.1:1": 200 * time.Millisecond, mute.Addr().String(): 900 * time.Millisecond} {
+		for addr, timeout := range map[string]string{"127.0.0.1:1": "2m", mute.Addr().String(): "400ms"} {
 			begun := time.Now()
-			r := cli(t, "one\ntwo\n", append(args, "--brokers", addr, "--timeout", "400ms")...)
-			if took := time.Since(begun); took > within+500*time.Millisecond {
+			r := cli(t, "one\ntwo\n", append(args, "--brokers", addr, "--timeout", timeout)...)
+			if took := time.Since(begun); took > time.Minute {
 				t.Errorf("%v at %s took %v", args, addr, took)
 			}
-			if r.code != exitTimeout || !strings.Contains(r.err, addr) && !strings.Contains(r.err, "400ms") {
+			if r.code != exitTimeout || !strings.Contains(r.err, addr) && !strings.Contains(r.err, timeout) {
 				t.Errorf("%v at %s: exit code %d\n%s", args, addr, r.code, r.err)
 			}
 		}

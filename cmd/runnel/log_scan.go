@@ -85,6 +85,7 @@ type scanner struct {
 	bytes  int64
 	damage []spot
 
+	first bool          // in the first file
 	next  record.Offset // what the next batch must not be below
 	epoch record.Epoch
 	buf   []byte
@@ -96,6 +97,7 @@ func newScanner(each func(*record.Frame, place, []byte) error) *scanner {
 
 func (s *scanner) scan(files []string) error {
 	for i, name := range files {
+		s.first = i == 0
 		if err := s.file(name, i == len(files)-1); err != nil {
 			return err
 		}
@@ -154,7 +156,9 @@ func (s *scanner) judge(f *record.Frame, v record.Verdict, at place, window []by
 	switch v {
 	case record.OK:
 		h := &f.Header
-		if h.BaseOffset < s.next {
+		// A copy that began anew in the middle of a batch begins with all of it.
+		cut := s.first && at.position == 0 && h.NextOffset() > s.next
+		if h.BaseOffset < s.next && !cut {
 			s.wrong(at.file, at.position, "a batch begins at offset %d, and offset %d comes before", h.BaseOffset, s.next-1)
 		}
 		if h.LeaderEpoch < s.epoch {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -105,6 +106,39 @@ func TestLogVerify(t *testing.T) {
 				r := cli(t, "", "log", verb, dir)
 				if r.code == 0 || !strings.Contains(r.out+r.err, c.want) || !strings.Contains(r.out+r.err, filepath.Base(c.file)+": byte ") {
 					t.Errorf("%s: exit code %d, want %q and the place in\n%s%s", verb, r.code, c.want, r.out, r.err)
+				}
+			}
+		})
+	}
+}
+
+// A copy that begins anew at an offset within a batch, as after DeleteRecords,
+// has the whole batch in a segment that is named for the offset. No other batch
+// may begin below its segment's name.
+func TestLogVerify_beginsWithinABatch(t *testing.T) {
+	for name, c := range map[string]struct {
+		file  int
+		up    int64
+		whole bool
+	}{
+		"in the first batch":              {0, 3, true},
+		"behind it":                       {0, 10, false},
+		"in the first of a later segment": {1, 3, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := partitionDir(t)
+			file := segments(t, dir)[c.file]
+			base, err := strconv.ParseInt(strings.TrimSuffix(filepath.Base(file), ".log"), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(file, filepath.Join(dir, fmt.Sprintf("%020d.log", base+c.up))); err != nil {
+				t.Fatal(err)
+			}
+			for _, verb := range []string{"verify", "dump"} {
+				r := cli(t, "", "log", verb, dir)
+				if (r.code == 0) != c.whole {
+					t.Errorf("%s: exit code %d\n%.300s%s", verb, r.code, r.out, r.err)
 				}
 			}
 		})

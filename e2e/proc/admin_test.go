@@ -156,7 +156,7 @@ func exitAtEnd(n *Node) func(t *testing.T) {
 				}
 				begun := time.Now()
 				got := n.cli(t, "consume", topic, "--exit-at-end")
-				if lines := strings.Count(got, "\n"); lines != want || time.Since(begun) > 10*time.Second {
+				if lines := strings.Count(got, "\n"); lines != want || time.Since(begun) > 20*time.Second {
 					t.Errorf("%s: %d records after %v, want %d", topic, lines, time.Since(begun), want)
 				}
 			}
@@ -193,7 +193,7 @@ func exitAtEndOfGroups(t *testing.T, n *Node, records int) {
 					t.Errorf("%s: exit code %d, %v\n%s", group, r.Code, errs[i], r.Stderr)
 				}
 			}
-			if lines != want || time.Since(begun) > 10*time.Second {
+			if lines != want || time.Since(begun) > 20*time.Second {
 				t.Errorf("%s: %d records after %v, want %d", group, lines, time.Since(begun), want)
 			}
 			if want == 0 {

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/runnelmq/runnel/internal/freeport"
 )
 
 // Cluster says how to run controllers and brokers.
@@ -42,7 +44,7 @@ const (
 // StartCluster starts a new cluster on free ports and waits until all of it is
 // ready.
 func StartCluster(ctx context.Context, b Binary, c Cluster) (*Group, error) {
-	ports, err := Ports(ctx, (portsOfController+1)*c.Controllers+(portsOfBroker+1)*c.Brokers)
+	ports, err := freeport.Take(ctx, (portsOfController+1)*c.Controllers+(portsOfBroker+1)*c.Brokers)
 	if err != nil {
 		return nil, err
 	}

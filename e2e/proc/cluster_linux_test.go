@@ -118,6 +118,10 @@ func TestCluster_controllersKilled(t *testing.T) {
 	for _, c := range g.Controllers {
 		c.Kill()
 	}
+	within := flowsWithin
+	if whole() {
+		within = 2 * time.Second
+	}
 	away := time.NewTimer(controllersAway(t))
 	defer away.Stop()
 	for left := true; left; {
@@ -126,8 +130,8 @@ func TestCluster_controllersKilled(t *testing.T) {
 			left = false
 		default:
 		}
-		l.flowing(t, time.Now(), 2*time.Second)
-		l.readUp(t, 2*time.Second)
+		l.flowing(t, time.Now(), within)
+		l.readUp(t, within)
 	}
 	for _, c := range g.Controllers {
 		if err := c.Start(); err != nil { // none is ready before a majority is up

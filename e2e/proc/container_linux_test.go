@@ -8,13 +8,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/runnelmq/runnel/internal/freeport"
 )
 
 // The first process of a container has no parent to lean on, and its SIGTERM
 // has no default action: it stops in order all the same (OP-10).
 func TestFirstProcessStopsInOrder(t *testing.T) {
 	t.Parallel()
-	ports := must[[]string](t)(Ports(t.Context(), 2))
+	ports := must[[]string](t)(freeport.Take(t.Context(), 2))
 	data, client := t.TempDir(), "127.0.0.1:"+ports[0]
 	cmd := exec.CommandContext(t.Context(), string(binary(t)), "dev", "--data", data, "--listen", client, "--admin", "127.0.0.1:"+ports[1])
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
@@ -34,7 +36,7 @@ func TestFirstProcessStopsInOrder(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err != nil || time.Since(asked) > 10*time.Second {
+	if err := cmd.Wait(); err != nil || time.Since(asked) > stopsWithin {
 		t.Errorf("after %v: %v\n%s", time.Since(asked), err, log.String())
 	}
 	again := dev(t, Dev{Data: data})

@@ -69,6 +69,12 @@ func (w *insistent) write(ctx context.Context, p *client.Producer, r client.Reco
 	})
 }
 
+func (w *insistent) unknowns() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unknown
+}
+
 func (w *insistent) run(ctx context.Context, p *client.Producer, parts int32, stop <-chan struct{}) (n int, err error) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -139,6 +145,9 @@ func TestExactlyOnce(t *testing.T) {
 		})
 	}
 	hurt(ctx, t, g)
+	for ws[1].unknowns() < 20 && ctx.Err() == nil { // where little goes on, little is lost
+		quiet(ctx, 50*time.Millisecond)
+	}
 	close(stop)
 	wait.Wait()
 	if err := errors.Join(fails[:]...); err != nil {

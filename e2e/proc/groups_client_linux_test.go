@@ -192,13 +192,3 @@ func storeOn(ctx context.Context, c *client.Client, stored map[string]bool) erro
 	}
 	return p.Close(context.WithoutCancel(ctx))
 }
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}

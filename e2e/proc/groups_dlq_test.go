@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,21 +23,28 @@ func TestGroups_deadLetters(t *testing.T) {
 	t.Cleanup(func() { _ = c.Close() })
 	fillTopic(t, c, "orders", 20)
 	g := must[*client.Group](t)(c.NewGroup("billing", client.Topics("orders"),
-		client.WithDeadLetter(client.DeadLetter{Topic: "orders-dead", Attempts: 2, Backoff: time.Millisecond})))
+		client.WithDeadLetter(client.DeadLetter{Topic: "orders-dead", Attempts: 2, Backoff: time.Millisecond}),
+		client.CommitInterval(50*time.Millisecond)))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		defer cancel()
+		for ctx.Err() == nil && committed(ctx, c, "billing") < 20 { // bad ones may come last
+			sleep(ctx, 20*time.Millisecond)
+		}
+	})
 	processed := 0
 	err := g.Run(ctx, func(_ context.Context, r client.Record) error {
 		if string(r.Key) == "7" || string(r.Key) == "11" {
 			return errors.New("no such customer: " + string(r.Key))
 		}
-		if processed++; processed == 18 {
-			time.AfterFunc(200*time.Millisecond, cancel) // bad ones may come last
-		}
+		processed++
 		return nil
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+	watching.Wait()
+	if !errors.Is(err, context.Canceled) || processed != 18 {
+		t.Fatalf("%d records were processed: %v", processed, err)
 	}
 	if err := g.Close(); err != nil {
 		t.Fatal(err)
@@ -60,6 +68,18 @@ func TestGroups_deadLetters(t *testing.T) {
 	if !slices.Equal(keys, []string{"11", "7"}) {
 		t.Errorf("the group is given %q again", keys)
 	}
+}
+
+// committed returns how many records a group is beyond, in all partitions.
+func committed(ctx context.Context, c *client.Client, group string) (n int64) {
+	d, err := c.NewAdmin().DescribeGroup(ctx, group)
+	if err != nil {
+		return 0 // it may not be there yet
+	}
+	for i := range d.Partitions {
+		n += max(d.Partitions[i].Committed, 0)
+	}
+	return n
 }
 
 // The line that a person types to commit, after those that create the topic and

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/runnelmq/runnel/internal/freeport"
 )
 
 // local is what `make cluster` runs.
@@ -93,7 +95,7 @@ func (a *awaited) Write(b []byte) (int, error) {
 func TestLocalCluster(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	base := must[int](t)(PortRange(t.Context(), 30))
+	base := must[int](t)(freeport.TakeRange(t.Context(), 30))
 	flags := []string{"--base-port", strconv.Itoa(base)}
 	l := startLocal(t, data, flags...)
 	typed := func(args ...string) string {
@@ -136,7 +138,7 @@ func TestLocalCluster(t *testing.T) {
 func TestLocalCluster_badStart(t *testing.T) {
 	t.Parallel()
 	runner := runner(t)
-	base := must[int](t)(PortRange(t.Context(), 30))
+	base := must[int](t)(freeport.TakeRange(t.Context(), 30))
 	data := t.TempDir()
 	taken := must[*os.File](t)(os.Create(filepath.Join(data, "broker-2")))
 	defer taken.Close()

@@ -144,3 +144,13 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"github.com/runnelmq/runnel/internal/freeport"
 )
 
 // Dev says how to run `runnel dev`.
@@ -92,7 +94,7 @@ func (n *Node) Ready(ctx context.Context) error {
 
 // LaunchDev starts a node on free ports and does not wait.
 func LaunchDev(ctx context.Context, b Binary, d Dev) (*Node, error) {
-	ports, err := Ports(ctx, 2)
+	ports, err := freeport.Take(ctx, 2)
 	if err != nil {
 		return nil, err
 	}

@@ -18,8 +18,9 @@ import (
 
 // A partitionList is the file that names every partition whose log was ever
 // handed out on a root, or was missing when it was asked for: one that is not
-// named, and has no directory, never held anything here. It was made with the
-// root, only grows, and is durable before a log is handed out:
+// named, and has no directory, never held anything here. It is made with the
+// root, and again when it may lack something; it only grows, and is durable before
+// a log is handed out:
 //
 //	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 1f00c1a2
 //	aaaaaaaa-0000-4000-8000-000000000001/0 52a0b1c4
@@ -64,16 +65,31 @@ func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
 	}
 }
 
-// makeList makes the list of a root that was made just now.
+// makeList makes the list of a root that has none that counts: what is there is
+// named. What is not may have been lost, until [listOpened] is.
 func (r *Root) makeList() error {
 	l := newPartitionList(r.fs, r.dir, r.failure)
-	data, sum := appendListLine(nil, 0, listHeader(r.id.DirectoryID))
+	for id := range r.found {
+		l.named[id.String()] = true
+	}
+	data, sum := encodeList(r.id.DirectoryID, l.named)
 	if err := r.writeNote(listName, data); err != nil {
 		return err
 	}
-	l.size, l.lines, l.sum = int64(len(data)), 1, sum
+	l.size, l.lines, l.sum = int64(len(data)), 1+len(l.named), sum
 	r.list = l
 	return nil
+}
+
+// encodeList returns a whole list, and the checksum of its texts.
+func encodeList(directory uuid.UUID, named map[string]bool) (data []byte, sum uint32) {
+	texts := slices.Collect(maps.Keys(named))
+	sortListTexts(texts)
+	data, sum = appendListLine(nil, 0, listHeader(directory))
+	for _, t := range texts {
+		data, sum = appendListLine(data, sum, t)
+	}
+	return data, sum
 }
 
 func appendListLine(dst []byte, sum uint32, text string) ([]byte, uint32) {
@@ -81,9 +97,9 @@ func appendListLine(dst []byte, sum uint32, text string) ([]byte, uint32) {
 	return fmt.Appendf(dst, "%s %08x\n", text, sum), sum
 }
 
-// loadList reads the list, and decides whether it counts: a root that had none
-// gets none. One that does not count is to be removed before anything else tells
-// this start from a better one; see settleInTurn.
+// loadList reads the list, and decides whether it counts. One that does not is
+// to be removed before anything else tells this start from a better one, and
+// another one begins; see settleInTurn and makeList.
 func (r *Root) loadList() error {
 	l := newPartitionList(r.fs, r.dir, r.failure)
 	data, err := vfs.ReadFile(r.fs, l.path)
@@ -299,19 +315,15 @@ func (l *partitionList) forget(directory, topic uuid.UUID) error {
 
 	l.mu.Lock()
 	maps.DeleteFunc(l.named, func(text string, _ bool) bool { return strings.HasPrefix(text, topic.String()+"/") })
-	texts := slices.Collect(maps.Keys(l.named))
+	named := maps.Clone(l.named)
 	l.mu.Unlock()
-	if l.lines <= 2*len(texts)+listSlack {
+	if l.lines <= 2*len(named)+listSlack {
 		return nil
 	}
-	sortListTexts(texts)
-	data, sum := appendListLine(nil, 0, listHeader(directory))
-	for _, t := range texts {
-		data, sum = appendListLine(data, sum, t)
-	}
+	data, sum := encodeList(directory, named)
 	if err := vfs.WriteFileAtomic(l.fs, l.path, data); err != nil {
 		return fmt.Errorf("write %s: %w", l.path, l.fail.Check(err))
 	}
-	l.size, l.lines, l.sum = int64(len(data)), 1+len(texts), sum
+	l.size, l.lines, l.sum = int64(len(data)), 1+len(named), sum
 	return nil
 }

@@ -115,14 +115,29 @@ func TestPartitionList_vouchesForNothing(t *testing.T) {
 				t.Errorf("%v, want ErrLost", err)
 			}
 			m.Kill()
-			r := openRoot(t, m, rootOptions(func(o *commitlog.RootOptions) {
+			again := func(o *commitlog.RootOptions) {
 				if name == "after a power cut" {
 					inBoot("boot-2")(o)
 				}
-			}))
+			}
+			r := openRoot(t, m, rootOptions(again))
 			if err := missing(r, topicB, 1); errors.Is(err, commitlog.ErrLost) == tt.later {
 				t.Errorf("at the start after: %v, may be trusted %v", err, tt.later)
 			}
+			// Once all were looked at that the cluster counts on, it may again.
+			rootMust(t, r.Opened())
+			m.Kill()
+			rootMust(t, m.RemoveAll(rootDir+"/"+topicA.String()))
+			r = openRoot(t, m, rootOptions(again))
+			for n := range int32(2) {
+				if err := missing(r, topicB, n); !tt.later && !errors.Is(err, commitlog.ErrLost) {
+					t.Errorf("partition %d, which was missing before: %v, want ErrLost", n, err)
+				}
+			}
+			if err := missing(r, topicA, 0); !errors.Is(err, commitlog.ErrLost) {
+				t.Errorf("one that held something, and is gone: %v, want ErrLost", err)
+			}
+			openPartition(t, r, topicB, 2, false)
 		})
 	}
 }

@@ -179,7 +179,11 @@ func (r *Root) adopt() error {
 	if err := r.loadList(); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	if err := r.settleInTurn(); vfs.IsNoSpace(err) {
+	err = r.settleInTurn()
+	if err == nil && r.list == nil {
+		err = r.makeList()
+	}
+	if vfs.IsNoSpace(err) {
 		// The evidence stays as it is, and serves the next start as well.
 		r.start.Problems = append(r.start.Problems, err)
 	} else if err != nil {

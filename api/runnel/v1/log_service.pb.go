@@ -855,7 +855,8 @@ type ProduceResponse struct {
 	LogStartOffset *int64 `protobuf:"varint,6,opt,name=log_start_offset,json=logStartOffset,proto3,oneof" json:"log_start_offset,omitempty"`
 	// True when this sequence had been stored before; base_offset is the first one's.
 	Duplicate bool `protobuf:"varint,7,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
-	// Of records and text_records, in input order.
+	// Of records and text_records, in input order. Look at the error of each: records that were sent to their leaders and refused, or of which nobody knows
+	// what became, are told of here only. Those of one partition are stored together or not at all.
 	Results []*ProduceRecordResult `protobuf:"bytes,8,rep,name=results,proto3" json:"results,omitempty"`
 	// The stream will end.
 	Goaway        *Goaway `protobuf:"bytes,15,opt,name=goaway,proto3" json:"goaway,omitempty"`
@@ -963,7 +964,7 @@ type ProduceRecordResult struct {
 	Partition *int32 `protobuf:"varint,1,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	// Its offset.
 	Offset *int64 `protobuf:"varint,2,opt,name=offset,proto3,oneof" json:"offset,omitempty"`
-	// Why not.
+	// Why not; or why nobody knows, when its outcome_unknown is set.
 	Error         *ItemError `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

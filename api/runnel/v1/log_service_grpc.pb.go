@@ -40,7 +40,8 @@ type LogServiceClient interface {
 	Fetch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FetchRequest, FetchResponse], error)
 	// Pipelined commits of consumer groups' offsets. Those of one group on one stream are made and answered in the order sent.
 	Commit(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CommitRequest, CommitResponse], error)
-	// Produce for one request: for blocking stubs, browsers, gateways and retry policies. Fails with the status that error would have carried.
+	// Produce for one request: for blocking stubs, browsers, gateways and retry policies. Fails with the status that error would have carried. A call that
+	// has not failed does not say that records and text_records are stored: each of results says that of its record.
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
 	// Fetch with one request and no edits: for stubs without bidirectional streams.
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadResponse], error)
@@ -134,7 +135,8 @@ type LogServiceServer interface {
 	Fetch(grpc.BidiStreamingServer[FetchRequest, FetchResponse]) error
 	// Pipelined commits of consumer groups' offsets. Those of one group on one stream are made and answered in the order sent.
 	Commit(grpc.BidiStreamingServer[CommitRequest, CommitResponse]) error
-	// Produce for one request: for blocking stubs, browsers, gateways and retry policies. Fails with the status that error would have carried.
+	// Produce for one request: for blocking stubs, browsers, gateways and retry policies. Fails with the status that error would have carried. A call that
+	// has not failed does not say that records and text_records are stored: each of results says that of its record.
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)
 	// Fetch with one request and no edits: for stubs without bidirectional streams.
 	Read(*ReadRequest, grpc.ServerStreamingServer[ReadResponse]) error
