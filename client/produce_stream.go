@@ -89,6 +89,9 @@ func (s *produceStream) serve(ctx context.Context) error {
 	}
 	s.cancel(context.Cause(ctx))
 	receiver.Wait()
+	if s.err == nil { // the broker may have ended it at the same time
+		s.err = endedFor(ctx)
+	}
 	s.bury()
 	switch {
 	case isDone(ctx), s.lane.ended.Load():
@@ -289,10 +292,18 @@ func (s *produceStream) receive() {
 // streamError returns why a stream ended: what the client ended it for, else
 // what the broker said.
 func streamError(s grpc.ClientStream, err error) error {
-	if cause := context.Cause(s.Context()); cause != nil && !errors.Is(cause, context.Canceled) {
+	if cause := endedFor(s.Context()); cause != nil {
 		return cause
 	}
 	return rpcError(err)
+}
+
+// endedFor returns what ctx was ended for, if that was said.
+func endedFor(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
 }
 
 func (s *produceStream) answer(r *wire.ProduceResponse) {
