@@ -79,7 +79,7 @@ func (a *app) verify(path string) error {
 			fmt.Fprintf(a.out, "%s: byte %d: %s\n", d.File, d.Position, d.What)
 		}
 		fmt.Fprintf(a.out, "%s, %s, %s, %s: %s\n",
-			counted(int64(sum.Files), "segment"), countedBatches(int64(sum.Batches)), counted(sum.Records, "record"), bytesText(sum.Bytes), verdictText(len(sum.Damage)))
+			counted(int64(sum.Files), "segment"), countedBatches(sum.Batches), counted(sum.Records, "record"), bytesText(sum.Bytes), verdictText(len(sum.Damage)))
 	}
 	if len(sum.Damage) > 0 {
 		return errQuiet
