@@ -138,6 +138,11 @@ type ReplicationConfig struct {
 	// that are not in sync; those in sync are never slowed down. 0B: no bound.
 	// Default: 0B.
 	CatchUpRate config.ByteSize `yaml:"catch_up_rate" env:"CATCH_UP_RATE"`
+	// CatchUpShare is the percentage of the time that this broker copies to a
+	// replica that is not in sync while clients write to it: after each piece
+	// it rests, the longer the busier the brokers are. 100: no rests. One that falls
+	// back further is given none. Default: 25.
+	CatchUpShare int `yaml:"catch_up_share" env:"CATCH_UP_SHARE"`
 }
 
 // ProducersConfig bounds what is remembered of idempotent producers.
@@ -207,7 +212,7 @@ func DefaultConfig() Config {
 			Flushers:            16,
 			Cleaner:             CleanerConfig{Threads: 1, DedupeBufferBytes: 64 * config.MiB, Backoff: config.Duration(15 * time.Second)},
 		},
-		Replication: ReplicationConfig{LagTimeMax: config.Duration(10 * time.Second), Streams: 1},
+		Replication: ReplicationConfig{LagTimeMax: config.Duration(10 * time.Second), Streams: 1, CatchUpShare: 25},
 		Producers:   ProducersConfig{Expiry: config.Duration(producer.DefaultExpiryMs * time.Millisecond), MaxPerPartition: producer.DefaultMax},
 		Group:       defaultGroupConfig(),
 		Streams: StreamsConfig{
@@ -249,6 +254,7 @@ func (c Config) Validate() error {
 	v.number("storage.reserve_bytes", int64(c.Storage.ReserveBytes), 0, int64(100*config.TiB))
 	v.duration("replication.lag_time_max", c.Replication.LagTimeMax, 500*time.Millisecond, time.Hour)
 	v.number("replication.streams", int64(c.Replication.Streams), 1, 64)
+	v.number("replication.catch_up_share", int64(c.Replication.CatchUpShare), 1, 100)
 	v.number("replication.catch_up_rate", int64(c.Replication.CatchUpRate), 0, int64(config.TiB))
 	v.duration("producers.expiry", c.Producers.Expiry, time.Minute, 10*365*24*time.Hour)
 	v.number("producers.max_per_partition", int64(c.Producers.MaxPerPartition), 10, 1e6)

@@ -171,7 +171,7 @@ func (n *node) build(sec security) {
 // buildReplication builds both ends of the copying between brokers.
 func (n *node) buildReplication(dial func(addr string) (*grpc.ClientConn, error), pool *wire.Pool, metrics *replication.Metrics) {
 	b := n.broker
-	cfg := replication.Config{Streams: b.cfg.Replication.Streams, CatchUpRate: int64(b.cfg.Replication.CatchUpRate)}
+	cfg := replication.Config{Streams: b.cfg.Replication.Streams, CatchUpRate: int64(b.cfg.Replication.CatchUpRate), CatchUpShare: b.cfg.Replication.CatchUpShare}
 	deps := replication.Deps{
 		Store: n.store, Set: n.set, Incarnation: b.incarnation, ClusterID: identity{n.root}.ClusterID, Pool: pool, Dial: dial, Metrics: metrics,
 		Log: b.deps.Log.With().Str("component", "replication").Logger(),

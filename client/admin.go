@@ -22,7 +22,7 @@ type Admin struct {
 
 // NewAdmin returns an Admin.
 func (c *Client) NewAdmin() *Admin {
-	return &Admin{api: runnelv1.NewAdminServiceClient(c.conn), groups: runnelv1.NewGroupServiceClient(c.conn)}
+	return &Admin{api: runnelv1.NewAdminServiceClient(questions{c}), groups: runnelv1.NewGroupServiceClient(questions{c})}
 }
 
 // An AdminOption changes one call of an Admin.
@@ -93,7 +93,7 @@ func (a *Admin) CreateTopics(ctx context.Context, topics []NewTopic, opts ...Adm
 	}
 	resp, err := a.api.CreateTopics(ctx, req)
 	if err != nil {
-		return nil, changeError("create topics", err)
+		return nil, o.failed("create topics", err)
 	}
 	var rs []TopicResult
 	for _, r := range resp.GetResults() {
@@ -118,7 +118,7 @@ func (a *Admin) DeleteTopics(ctx context.Context, names []string, opts ...AdminO
 	req := &runnelv1.DeleteTopicsRequest{ValidateOnly: o.validateOnly, Timeout: o.wait(), Topics: refs(names)}
 	resp, err := a.api.DeleteTopics(ctx, req)
 	if err != nil {
-		return nil, changeError("delete topics", err)
+		return nil, o.failed("delete topics", err)
 	}
 	var rs []TopicResult
 	for _, r := range resp.GetResults() {
@@ -169,7 +169,7 @@ func (a *Admin) AlterTopicConfig(ctx context.Context, topic string, set map[stri
 		Topic: topic, Set: set, Remove: remove, ValidateOnly: o.validateOnly, Timeout: o.wait(),
 	})
 	if err != nil {
-		return nil, false, changeError(fmt.Sprintf("alter topic %q", topic), err)
+		return nil, false, o.failed(fmt.Sprintf("alter topic %q", topic), err)
 	}
 	return configEntries(resp.GetConfigs()), resp.GetApplied(), nil
 }
@@ -182,7 +182,7 @@ func (a *Admin) AddPartitions(ctx context.Context, topic string, total int32, op
 		Topic: topic, Total: total, ValidateOnly: o.validateOnly, Timeout: o.wait(),
 	})
 	if err != nil {
-		return 0, false, changeError(fmt.Sprintf("add partitions to topic %q", topic), err)
+		return 0, false, o.failed(fmt.Sprintf("add partitions to topic %q", topic), err)
 	}
 	return resp.GetPartitions(), resp.GetApplied(), nil
 }
@@ -355,7 +355,7 @@ func (a *Admin) DeleteRecords(ctx context.Context, topic string, before map[int3
 	}
 	resp, err := a.api.DeleteRecords(ctx, req)
 	if err != nil {
-		return nil, changeError(fmt.Sprintf("delete records of topic %q", topic), err)
+		return nil, o.failed(fmt.Sprintf("delete records of topic %q", topic), err)
 	}
 	var rs []DeletedRecords
 	for _, r := range resp.GetResults() {

@@ -19,6 +19,15 @@ func changeError(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
+// failed is the error of a call that was to change something, unless it was only
+// tried.
+func (o adminOptions) failed(what string, err error) error {
+	if o.validateOnly {
+		return callError(what, err)
+	}
+	return changeError(what, err)
+}
+
 // A ClusterDescription is the cluster as one broker sees it.
 type ClusterDescription struct {
 	ID string

@@ -88,6 +88,9 @@ type GroupDescription struct {
 	// know.
 	Uncommitted        int
 	UncommittedRecords int64
+	// BeyondEnd is in how many partitions the committed offset lies beyond the end.
+	// They are in no lag either.
+	BeyondEnd int
 	// ExpireTime is when a group without members is forgotten; zero: it is not.
 	ExpireTime time.Time
 }
@@ -117,6 +120,11 @@ type GroupPartition struct {
 	Metadata                            string
 	LogStart, HighWatermark, LagRecords int64
 	LagSeconds, TimeToDataLossSecs      float64
+	// BeyondEnd is by how many records the committed offset lies beyond the end; 0: it
+	// does not. The log has lost records that the group had read, in an election that
+	// could not keep them, or the offset was committed for records that are not written
+	// yet. What is written there next may be skipped: see [Admin.ResetOffsets].
+	BeyondEnd int64
 }
 
 // DescribeGroup describes a group.
@@ -136,6 +144,9 @@ func (a *Admin) DescribeGroup(ctx context.Context, group string) (GroupDescripti
 			if d.Partitions = append(d.Partitions, one); one.Committed < 0 {
 				d.Uncommitted++
 				d.UncommittedRecords += max(one.HighWatermark-one.LogStart, 0)
+			}
+			if one.BeyondEnd > 0 {
+				d.BeyondEnd++
 			}
 		}
 		if req.PageToken = resp.GetNextPageToken(); req.GetPageToken() == "" {
@@ -184,6 +195,7 @@ func groupPartition(p *runnelv1.GroupPartition) GroupPartition {
 	g := GroupPartition{
 		Topic: p.GetTopic(), TopicID: p.GetTopicId(), Partition: p.GetPartition(), MemberID: p.GetMemberId(), NextMemberID: p.GetNextMemberId(),
 		Committed: -1, Metadata: p.GetMetadata(), LogStart: -1, HighWatermark: -1, LagRecords: -1, LagSeconds: -1, TimeToDataLossSecs: -1,
+		BeyondEnd: p.GetBeyondEndRecords(),
 	}
 	take(&g.Committed, p.CommittedOffset)
 	take(&g.LogStart, p.LogStartOffset)
@@ -235,7 +247,7 @@ func (a *Admin) ResetOffsets(ctx context.Context, group string, resets []OffsetR
 	}
 	resp, err := a.groups.ResetOffsets(ctx, req)
 	if err != nil {
-		return nil, false, callError("reset offsets of group "+group, err)
+		return nil, false, o.failed("reset offsets of group "+group, err)
 	}
 	for _, r := range resp.GetResults() {
 		one := OffsetResetResult{Topic: r.GetTopic(), TopicID: r.GetTopicId(), Partition: r.GetPartition(), Old: -1, New: -1, Err: itemError(r.GetError())}
@@ -276,7 +288,7 @@ func (r *OffsetReset) proto() (*runnelv1.OffsetReset, error) {
 // DeleteGroup deletes a group that has no members, with all that it has committed.
 func (a *Admin) DeleteGroup(ctx context.Context, group string) error {
 	if _, err := a.groups.DeleteGroup(ctx, &runnelv1.DeleteGroupRequest{Group: group}); err != nil {
-		return callError("delete group "+group, err)
+		return changeError("delete group "+group, err)
 	}
 	return nil
 }

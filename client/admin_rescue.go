@@ -63,11 +63,7 @@ func (a *Admin) RecoverPartition(ctx context.Context, topic string, partition, f
 	}
 	resp, err := a.api.RecoverPartition(ctx, req)
 	if err != nil {
-		what := fmt.Sprintf("recover partition %s/%d", topic, partition)
-		if o.validateOnly {
-			return Recovery{}, callError(what, err)
-		}
-		return Recovery{}, changeError(what, err)
+		return Recovery{}, o.failed(fmt.Sprintf("recover partition %s/%d", topic, partition), err)
 	}
 	r := Recovery{Leader: -1, LeaderEpoch: -1, Applied: resp.GetApplied()}
 	take(&r.Leader, resp.Leader)
@@ -119,7 +115,7 @@ func (a *Admin) FenceBroker(ctx context.Context, id int32, opts ...AdminOption) 
 	}
 	resp, err := a.api.FenceBroker(ctx, &runnelv1.FenceBrokerRequest{BrokerId: &id, Timeout: o.wait()})
 	if err != nil {
-		return 0, false, changeError(fmt.Sprintf("fence broker %d", id), err)
+		return 0, false, o.failed(fmt.Sprintf("fence broker %d", id), err)
 	}
 	return resp.GetBrokerEpoch(), resp.GetApplied(), nil
 }

@@ -263,6 +263,6 @@ func (c *Client) Close() error {
 
 // Ping asks a broker for a sign of life.
 func (c *Client) Ping(ctx context.Context) error {
-	_, err := runnelv1.NewMetadataServiceClient(c.conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{noTopic}})
+	_, err := runnelv1.NewMetadataServiceClient(questions{c}).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: []string{noTopic}})
 	return rpcError(err)
 }

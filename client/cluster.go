@@ -38,6 +38,10 @@ type cluster struct {
 	// asked tells the watch that there is a new name, and doubted, that its
 	// broker may have fallen silent.
 	asked, doubted chan struct{}
+	// moves counts how often the seeds were made to begin with another broker, and
+	// asking holds a token while a call asks around.
+	moves  atomic.Int64
+	asking chan struct{}
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -70,7 +74,10 @@ type leadership struct {
 const noBroker int32 = -1
 
 func newCluster(c *Client) *cluster {
-	k := &cluster{c: c, asked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), names: map[string]bool{}, listeners: map[int]func(){}}
+	k := &cluster{
+		c: c, asked: make(chan struct{}, 1), doubted: make(chan struct{}, 1), asking: make(chan struct{}, 1),
+		names: map[string]bool{}, listeners: map[int]func(){},
+	}
 	k.view.Store(&clusterView{})
 	return k
 }
@@ -312,8 +319,7 @@ func (k *cluster) askAround(ctx context.Context) bool {
 		watched error
 	)
 	asking.Go(func() { watched = k.ask(ctx, k.c.conn) })
-	addrs := slices.Collect(maps.Values(k.view.Load().brokers))
-	for _, addr := range addrs[:min(len(addrs), mostAsked)] {
+	for _, addr := range k.around() {
 		asking.Go(func() {
 			d, err := k.c.directTo(addr)
 			if err == nil {
@@ -331,16 +337,24 @@ func (k *cluster) askAround(ctx context.Context) bool {
 		return true
 	}
 	k.c.reseed(good)
+	k.moves.Add(1)
 	return false
 }
 
 // ask asks one broker, once, for all that fits into its first page.
 func (k *cluster) ask(ctx context.Context, conn *grpc.ClientConn) error {
-	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: k.wanted()})
+	k.mu.Lock()
+	begun := k.begun
+	k.mu.Unlock()
+	names := []string{noTopic}
+	if begun {
+		names = k.wanted()
+	}
+	resp, err := runnelv1.NewMetadataServiceClient(conn).GetMetadata(ctx, &runnelv1.GetMetadataRequest{Topics: names})
 	if err != nil {
 		return rpcError(err)
 	}
-	if resp.GetClusterId() != k.view.Load().id {
+	if id := k.view.Load().id; id != "" && id != resp.GetClusterId() {
 		return errForeign
 	}
 	k.take(resp.GetClusterId(), resp.GetBrokers(), resp.GetTopics(), nil)

@@ -80,7 +80,13 @@ func (f *fakeBroker) addNode(tb testing.TB, addr string, knows bool) {
 // tell of the cluster.
 func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool, opts ...grpc.ServerOption) (stop func()) {
 	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: lis}
-	d.srv = grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(5<<20), grpc.WaitForHandlers(true),
+	unless := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if err := d.stuck(ctx); err != nil {
+			return nil, err
+		}
+		return handle(ctx, req)
+	}
+	d.srv = grpc.NewServer(append(opts, grpc.ChainUnaryInterceptor(unless), grpc.MaxRecvMsgSize(5<<20), grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))...)
 	runnelv1.RegisterLogServiceServer(d.srv, d)
 	runnelv1.RegisterAdminServiceServer(d.srv, f)

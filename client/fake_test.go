@@ -36,9 +36,11 @@ type fakeBroker struct {
 	topics map[string]*fakeTopic
 	ids    int64               // producer ids given
 	noIDs  *runnelv1.ItemError // why none is
-	// silentOn is a topic that is not described.
-	silentOn string
-	calls    int // produce requests with a batch
+	// silentOn is a topic that is not described, and unanswered how often it was asked
+	// for.
+	silentOn   string
+	unanswered int
+	calls      int // produce requests with a batch
 	// onProduce decides about the nth request, from 1; nil: all is taken.
 	onProduce func(n int, req *runnelv1.ProduceRequest) action
 	// onFetch may end a stream after so many responses; nil: never.
@@ -165,6 +167,7 @@ func (f *fakeBroker) DescribeTopics(ctx context.Context, req *runnelv1.DescribeT
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.silentOn != "" && req.GetTopics()[0].GetName() == f.silentOn {
+		f.unanswered++
 		f.mu.Unlock()
 		<-ctx.Done()
 		f.mu.Lock()

@@ -79,7 +79,7 @@ func passes(err error) bool {
 func (c *Client) initProducer(ctx context.Context) (*identity, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	resp, err := runnelv1.NewProducerServiceClient(c.conn).InitProducer(ctx, &runnelv1.InitProducerRequest{})
+	resp, err := runnelv1.NewProducerServiceClient(questions{c}).InitProducer(ctx, &runnelv1.InitProducerRequest{})
 	if err != nil {
 		err = rpcError(err)
 		if hasCode(err, codes.Unimplemented) {

@@ -167,7 +167,7 @@ func (c *Client) resolveSome(ctx context.Context, ls []*lookup, qs []*runnelv1.O
 		return nil
 	}
 	return persist(ctx, func(ctx context.Context) error {
-		resp, err := runnelv1.NewAdminServiceClient(c.conn).ListOffsets(ctx, &runnelv1.ListOffsetsRequest{Queries: qs})
+		resp, err := runnelv1.NewAdminServiceClient(questions{c}).ListOffsets(ctx, &runnelv1.ListOffsetsRequest{Queries: qs})
 		if err != nil {
 			return rpcError(err)
 		}

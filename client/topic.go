@@ -269,7 +269,7 @@ func describe(ctx context.Context, c *Client, name string) (*runnelv1.TopicDescr
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	none := int32(0) // their leaders need not be asked
-	resp, err := runnelv1.NewAdminServiceClient(c.conn).DescribeTopics(ctx, &runnelv1.DescribeTopicsRequest{
+	resp, err := runnelv1.NewAdminServiceClient(questions{c}).DescribeTopics(ctx, &runnelv1.DescribeTopicsRequest{
 		Topics: []*runnelv1.TopicRef{{Name: name}}, MaxPartitions: &none,
 	})
 	if err != nil {

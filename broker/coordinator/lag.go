@@ -34,7 +34,10 @@ type Retention struct {
 // A PartLag is how far a group is behind in a partition.
 type PartLag struct {
 	LogStart, HighWatermark int64
-	// Nil without a committed offset.
+	// Beyond is how many records beyond the end the committed offset names. There is
+	// no lag then.
+	Beyond int64
+	// Nil without a committed offset that is in the log.
 	Records     *int64
 	Seconds     *float64
 	LossSeconds *float64 // until unread records are deleted; +Inf: never
@@ -113,7 +116,10 @@ func (t *track) pace() (seconds, growth float64, sure bool) {
 
 // lagOf returns the lag at a committed offset.
 func lagOf(committed int64, m *Measure, t *track, keep Retention) *PartLag {
-	l := &PartLag{LogStart: m.LogStart, HighWatermark: m.HighWatermark}
+	l := &PartLag{LogStart: m.LogStart, HighWatermark: m.HighWatermark, Beyond: max(committed-m.HighWatermark, 0)}
+	if l.Beyond > 0 {
+		return l
+	}
 	l.Records = new(max(m.HighWatermark-max(committed, m.LogStart), 0))
 	seconds := 0.0
 	if m.AppendMs >= 0 && committed < m.HighWatermark {

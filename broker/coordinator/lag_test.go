@@ -4,10 +4,12 @@ import (
 	"context"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/rs/zerolog"
 
 	"github.com/runnelmq/runnel/broker/group"
@@ -40,26 +42,85 @@ func TestLagOf(t *testing.T) {
 		seconds, loss float64
 		sure          bool
 	}{
-		"caught up":                          {1000, at(Measure{AppendMs: -1}), &track{}, day, 0, 0, math.Inf(1), true},
-		"an hour behind, pace unknown":       {100, behind, &track{}, day, 900, 3600, 23 * 3600, false},
-		"standing still":                     {100, behind, moved(0, 0), day, 900, 3600, 23 * 3600, true},
-		"at half the pace of time":           {100, behind, moved(0.5, 0), day, 900, 3600, 46 * 3600, true},
-		"as fast as time":                    {100, behind, moved(1, 0), day, 900, 3600, math.Inf(1), true},
-		"catching up":                        {100, behind, moved(20, -50), day, 900, 3600, math.Inf(1), true},
-		"nothing is deleted":                 {100, behind, moved(0, 100), forever, 900, 3600, math.Inf(1), true},
-		"by size":                            {100, behind, moved(0, 50), Retention{Time: -1, Bytes: 10_000}, 900, 3600, 100, true},
-		"by size, catching up":               {100, behind, moved(0, -50), Retention{Time: -1, Bytes: 10_000}, 900, 3600, math.Inf(1), true},
-		"by size, over it":                   {100, behind, moved(0, 50), Retention{Time: -1, Bytes: 4000}, 900, 3600, 0, true},
-		"the nearer of both":                 {100, behind, moved(0, 50), Retention{Time: 24 * time.Hour, Bytes: 10_000}, 900, 3600, 100, true},
-		"older than the retention":           {100, at(Measure{AppendMs: now - 90_000_000}), moved(0, 0), day, 900, 90_000, 0, true},
-		"below the log start":                {100, at(Measure{LogStart: 400, AppendMs: now - 60_000}), moved(0, 0), day, 600, 60, 0, true},
-		"beyond the end, after a lossy vote": {2000, at(Measure{AppendMs: -1}), &track{}, day, 0, 0, math.Inf(1), true},
+		"caught up":                    {1000, at(Measure{AppendMs: -1}), &track{}, day, 0, 0, math.Inf(1), true},
+		"an hour behind, pace unknown": {100, behind, &track{}, day, 900, 3600, 23 * 3600, false},
+		"standing still":               {100, behind, moved(0, 0), day, 900, 3600, 23 * 3600, true},
+		"at half the pace of time":     {100, behind, moved(0.5, 0), day, 900, 3600, 46 * 3600, true},
+		"as fast as time":              {100, behind, moved(1, 0), day, 900, 3600, math.Inf(1), true},
+		"catching up":                  {100, behind, moved(20, -50), day, 900, 3600, math.Inf(1), true},
+		"nothing is deleted":           {100, behind, moved(0, 100), forever, 900, 3600, math.Inf(1), true},
+		"by size":                      {100, behind, moved(0, 50), Retention{Time: -1, Bytes: 10_000}, 900, 3600, 100, true},
+		"by size, catching up":         {100, behind, moved(0, -50), Retention{Time: -1, Bytes: 10_000}, 900, 3600, math.Inf(1), true},
+		"by size, over it":             {100, behind, moved(0, 50), Retention{Time: -1, Bytes: 4000}, 900, 3600, 0, true},
+		"the nearer of both":           {100, behind, moved(0, 50), Retention{Time: 24 * time.Hour, Bytes: 10_000}, 900, 3600, 100, true},
+		"older than the retention":     {100, at(Measure{AppendMs: now - 90_000_000}), moved(0, 0), day, 900, 90_000, 0, true},
+		"below the log start":          {100, at(Measure{LogStart: 400, AppendMs: now - 60_000}), moved(0, 0), day, 600, 60, 0, true},
 	} {
 		l := lagOf(c.committed, c.m, c.t, c.keep)
 		if *l.Records != c.records || *l.Seconds != c.seconds || *l.LossSeconds != c.loss || l.Sure != c.sure {
 			t.Errorf("%s: %d records, %v s, loss in %v s, sure %v; want %+v", name, *l.Records, *l.Seconds, *l.LossSeconds, l.Sure, c)
 		}
 	}
+}
+
+// A group that has committed beyond the end has no lag, and is not told to have
+// none: how far beyond is said.
+func TestLagOf_beyondTheEnd(t *testing.T) {
+	l := lagOf(1002, &Measure{LogStart: 5, HighWatermark: 1000, AppendMs: -1, NowMs: 7}, &track{}, Retention{Time: time.Hour, Bytes: -1})
+	if d := cmp.Diff(&PartLag{LogStart: 5, HighWatermark: 1000, Beyond: 2}, l); d != "" {
+		t.Error(d)
+	}
+	p := func(n int32) group.Part { return group.Part{Number: n} }
+	total := sum(map[group.Part]*PartLag{p(0): l, p(1): {Records: new(int64(3)), Seconds: new(4.0), LossSeconds: new(5.0)}})
+	if *total.Records != 3 || *total.Seconds != 4 || *total.LossSeconds != 5 {
+		t.Errorf("in all %d records, %v s, loss in %v s", *total.Records, *total.Seconds, *total.LossSeconds)
+	}
+}
+
+// A group that has committed beyond the end is warned of once, and again when it
+// was in order meanwhile; a metric counts the partitions while it is so.
+func TestWatcher_beyondTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{}, 2)
+		defer r.end()
+		topic := r.topic("orders", 3)
+		var log strings.Builder
+		var ends atomic.Pointer[[3]int64]
+		ends.Store(&[3]int64{100, 90, 40})
+		r.stop()
+		r.runs.Wait()
+		r.measure = func(_ context.Context, places []Place) []Measure {
+			out := make([]Measure, len(places))
+			for i, p := range places {
+				out[i] = Measure{HighWatermark: ends.Load()[p.Part.Number], AppendMs: -1, NowMs: time.Now().UnixMilli()}
+			}
+			return out
+		}
+		r.log = zerolog.New(zerolog.SyncWriter(&log))
+		r.start()
+		for n := range int32(3) {
+			if err := r.commit("g", "", 0, 100, group.Part{Topic: topic.ID, Number: n}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		warned := func() int { return strings.Count(log.String(), "beyond the end") }
+		pause(time.Minute)
+		wantEqual(t, "series", map[string]float64{"consumer_group_beyond_end_partitions g  ": 2}, r.series("consumer_group_beyond_"))
+		wantEqual(t, "lag", map[string]float64{"consumer_group_lag_records g orders 0": 0}, r.series("consumer_group_lag_records"))
+		if s := log.String(); warned() != 1 || !strings.Contains(s, `"partition":2,"beyond_end_records":60,"partitions":2`) || !strings.Contains(s, `"group":"g","topic":"orders"`) {
+			t.Errorf("%d warnings: %s", warned(), s)
+		}
+		ends.Store(&[3]int64{100, 100, 100})
+		pause(time.Minute)
+		if s := r.series("consumer_group_beyond_"); len(s) != 0 || warned() != 1 {
+			t.Errorf("%v, %d warnings: want none of a group that is in order", s, warned())
+		}
+		ends.Store(&[3]int64{100, 100, 99})
+		pause(time.Minute)
+		if warned() != 2 {
+			t.Errorf("%d warnings: want another one", warned())
+		}
+	})
 }
 
 // A track remembers five minutes, coarsely, and forgets when clocks go back.

@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/runnelmq/runnel/broker/group"
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/lifecycle"
@@ -31,8 +29,9 @@ type watcher struct {
 
 	round  uint64
 	tracks map[string]map[group.Part]*track
-	// warned are the groups that were warned of.
-	warned map[string]bool
+	// warned are the groups that were warned of, for what they will lose, and stray
+	// those for what they have committed beyond the end.
+	warned, stray map[string]bool
 }
 
 // A survey is the lag of all groups at one time. Immutable.
@@ -54,7 +53,7 @@ type standing struct {
 }
 
 func newWatcher(c *Coordinator) *watcher {
-	w := &watcher{c: c, tracks: map[string]map[group.Part]*track{}, warned: map[string]bool{}}
+	w := &watcher{c: c, tracks: map[string]map[group.Part]*track{}, warned: map[string]bool{}, stray: map[string]bool{}}
 	w.latest.Store(&survey{})
 	return w
 }
@@ -97,6 +96,7 @@ func (w *watcher) measureAll(ctx context.Context) {
 	w.forget()
 	for _, g := range next.groups {
 		w.warn(g.id, g.lag)
+		w.warnStray(g.id, g.lag)
 	}
 }
 
@@ -178,6 +178,7 @@ func (w *watcher) forget() {
 		if len(parts) == 0 {
 			delete(w.tracks, id)
 			delete(w.warned, id)
+			delete(w.stray, id)
 		}
 	}
 }
@@ -219,18 +220,48 @@ func (w *watcher) warn(id string, lag *GroupLag) {
 	if was || worst >= limit {
 		return
 	}
-	topic := where.Topic.String()
-	if t, ok := w.c.deps.Store.Load().TopicByID(where.Topic); ok {
-		topic = t.Name
-	}
 	w.c.metrics.lossWarnings.Inc()
 	l := lag.Parts[where]
 	what := "a group will lose records that it has not read, unless it reads faster or they are kept for longer"
 	if worst == 0 {
 		what = "a group has lost records that it had not read: retention deleted them"
 	}
-	w.c.deps.Log.Warn().Str("group", id).Str("topic", topic).Int32("partition", where.Number).Float64("time_to_data_loss_seconds", worst).
+	w.c.deps.Log.Warn().Str("group", id).Str("topic", w.named(where)).Int32("partition", where.Number).Float64("time_to_data_loss_seconds", worst).
 		Float64("lag_seconds", *l.Seconds).Int64("lag_records", *l.Records).Msg(what)
+}
+
+// warnStray tells once that a group has committed offsets beyond the end.
+func (w *watcher) warnStray(id string, lag *GroupLag) {
+	var where group.Part
+	partitions, most := 0, int64(0)
+	for p, l := range lag.Parts {
+		if l.Beyond > 0 {
+			partitions++
+		}
+		if l.Beyond > most {
+			most, where = l.Beyond, p
+		}
+	}
+	w.mu.Lock()
+	was := w.stray[id]
+	if delete(w.stray, id); partitions > 0 {
+		w.stray[id] = true
+	}
+	w.mu.Unlock()
+	if was || partitions == 0 {
+		return
+	}
+	w.c.deps.Log.Warn().Str("group", id).Str("topic", w.named(where)).Int32("partition", where.Number).Int64("beyond_end_records", most).
+		Int("partitions", partitions).
+		Msg("a group has committed offsets beyond the end, of records that the log has lost or that are not written yet: it may skip what is written there next, so move it")
+}
+
+// named is what the topic of a partition is called.
+func (w *watcher) named(p group.Part) string {
+	if t, ok := w.c.deps.Store.Load().TopicByID(p.Topic); ok {
+		return t.Name
+	}
+	return p.Topic.String()
 }
 
 // Lag measures how far a group is behind. It waits for the leaders a little;
@@ -265,63 +296,4 @@ func (c *Coordinator) ends(ctx context.Context, d *Description, lag *GroupLag) {
 			lag.Parts[places[i].Part] = &PartLag{LogStart: m.LogStart, HighWatermark: m.HighWatermark}
 		}
 	}
-}
-
-// lagCollector shows the last survey. A series is there as long as its group and
-// partition are.
-type lagCollector struct {
-	w *watcher
-
-	records, seconds, loss, uncommitted, omitted *prometheus.Desc
-}
-
-func newLagCollector(w *watcher) *lagCollector {
-	one := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, []string{"group", "topic", "partition"}, nil)
-	}
-	return &lagCollector{
-		w:       w,
-		records: one("consumer_group_lag_records", "Records that a group has not committed yet."),
-		seconds: one("consumer_group_lag_seconds", "Age of the first record that a group has not committed yet; 0 when there is none."),
-		loss: one("consumer_group_time_to_data_loss_seconds",
-			"How long until retention deletes records that a group has not read, at its pace and that of the writers; 0: it has, +Inf: never."),
-		uncommitted: prometheus.NewDesc("consumer_group_uncommitted_partitions",
-			"Partitions that a group reads and has not committed anything of: they have no lag, since only their readers know where they began.",
-			[]string{"group"}, nil),
-		omitted: prometheus.NewDesc("consumer_group_lag_omitted_partitions", "Partitions of groups that have no lag series, because there are too many: see group.lag_series.", nil, nil),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (l *lagCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{l.records, l.seconds, l.loss, l.uncommitted, l.omitted} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (l *lagCollector) Collect(ch chan<- prometheus.Metric) {
-	img := l.w.c.deps.Store.Load()
-	shown, omitted := 0, 0
-	for _, g := range l.w.latest.Load().groups {
-		if g.uncommitted > 0 {
-			ch <- prometheus.MustNewConstMetric(l.uncommitted, prometheus.GaugeValue, float64(g.uncommitted), g.id)
-		}
-		for p, lag := range g.lag.Parts {
-			t, ok := img.TopicByID(p.Topic)
-			if !ok || lag.Records == nil {
-				continue
-			}
-			if shown == l.w.c.cfg.LagSeries {
-				omitted++
-				continue
-			}
-			shown++
-			labels := []string{g.id, t.Name, decimal(p.Number)}
-			ch <- prometheus.MustNewConstMetric(l.records, prometheus.GaugeValue, float64(*lag.Records), labels...)
-			ch <- prometheus.MustNewConstMetric(l.seconds, prometheus.GaugeValue, *lag.Seconds, labels...)
-			ch <- prometheus.MustNewConstMetric(l.loss, prometheus.GaugeValue, *lag.LossSeconds, labels...)
-		}
-	}
-	ch <- prometheus.MustNewConstMetric(l.omitted, prometheus.GaugeValue, float64(omitted))
 }

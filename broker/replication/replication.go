@@ -34,7 +34,8 @@ const (
 	turnBytes = 256 << 10
 	// catchUpInFlight bounds what followers that catch up have on their way, so
 	// that it never stands before what others wait for.
-	catchUpInFlight = 1 << 20
+	catchUpInFlight     = 1 << 20
+	defaultCatchUpShare = 25
 	// progressDelay is how long news may wait for a data frame to travel with.
 	progressDelay = 5 * time.Millisecond
 	// parkTime is how long a subscribe waits for the leader's metadata.
@@ -54,6 +55,9 @@ type Config struct {
 	// CatchUpRate bounds the bytes a second this broker sends to all followers
 	// that catch up. 0: no bound. Members of an ISR are never slowed down.
 	CatchUpRate int64
+	// CatchUpShare is the percentage of the time that a stream sends to partitions
+	// that catch up while clients write. 100: no rests. Default 25.
+	CatchUpShare int
 }
 
 // Deps are what both ends stand on.

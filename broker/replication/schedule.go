@@ -23,6 +23,9 @@ type schedule struct {
 	// appended.
 	lagging int64
 	news    list.List // of *lane, by the time their news is due
+	// appended are records that came to partitions since somebody last looked, in
+	// all; missed are those of them that came to partitions that catch up.
+	appended, missed int64
 
 	// touched are lanes whose credit, or need of it, may have changed; crossed
 	// says that all may be concerned, because the stream's has.
@@ -50,6 +53,8 @@ type lane struct {
 	gone bool
 	// credited is what the partition believes of the credit.
 	credited bool
+	// looked: what the partition held at first is known.
+	looked bool
 
 	size int // of the next buffer
 
@@ -96,7 +101,7 @@ func (s *schedule) look(l *lane, now standing, end record.Offset, inSync bool, a
 	if l.gone {
 		return
 	}
-	l.end = max(end, l.end)
+	l.grow(s, end)
 	if inSync != l.inSync {
 		l.inSync = inSync
 		if inSync {
@@ -111,6 +116,17 @@ func (s *schedule) look(l *lane, now standing, end record.Offset, inSync bool, a
 		l.due = s.news.PushBack(l)
 	}
 	s.place(l)
+}
+
+// grow notes where a partition ends.
+func (l *lane) grow(s *schedule, end record.Offset) {
+	if n := int64(end - l.end); n > 0 && l.looked {
+		s.appended += n
+		if !l.inSync {
+			s.missed += n
+		}
+	}
+	l.looked, l.end = true, max(end, l.end)
 }
 
 // returned takes credit back that came for a subscription.

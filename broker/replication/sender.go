@@ -30,6 +30,7 @@ type sender struct {
 	fetching bool
 	ready    *frame // came from the fetcher
 	throttle time.Duration
+	pace     pace
 
 	msg wire.Message
 }
@@ -53,7 +54,7 @@ type frame struct {
 }
 
 func newSender(s *leaderStream) *sender {
-	return &sender{stream: s, sched: newSchedule(s.credit), jobs: make(chan job, 1)}
+	return &sender{stream: s, sched: newSchedule(s.credit), jobs: make(chan job, 1), pace: pace{share: s.srv.cfg.CatchUpShare, judged: time.Now()}}
 }
 
 // run sends until ctx is done or sending fails.
@@ -121,6 +122,7 @@ func (q *sender) listen(now time.Time) error {
 		q.fetching, q.ready = false, in.fetched
 	}
 	q.spare = in.emptied()
+	q.keepPace(now)
 	if now.Before(q.beatAt) {
 		return nil
 	}
@@ -128,6 +130,19 @@ func (q *sender) listen(now time.Time) error {
 	q.beatAt = now.Add(heartbeatEvery)
 	q.stream.beat(q.beats, now)
 	return q.stream.ss.Send(&replicav1.ReplicateResponse{Event: &replicav1.ReplicateResponse_Heartbeat{Heartbeat: &replicav1.Heartbeat{Number: q.beats}}})
+}
+
+// keepPace tells the pace what has become of those that catch up.
+func (q *sender) keepPace(now time.Time) {
+	if q.sched.appended > 0 {
+		q.stream.srv.wrote(now)
+	}
+	q.pace.appended(q.sched.missed)
+	q.sched.appended, q.sched.missed = 0, 0
+	if q.sched.lagging <= 0 && !q.fetching && q.ready == nil {
+		q.pace.appendedAll(now)
+	}
+	q.pace.judge(now)
 }
 
 // look asks the partition how a subscription stands.
@@ -176,9 +191,11 @@ func (q *sender) step(now time.Time) (did bool, err error) {
 		return false, nil
 	}
 	if l, limit := q.sched.catchUpTurn(); l != nil {
-		if q.throttle = q.stream.srv.catchUp.wait(now); q.throttle > 0 {
+		busy := q.stream.srv.busy(now)
+		if q.throttle = max(q.stream.srv.catchUp.wait(now), q.pace.wait(now, busy)); q.throttle > 0 {
 			return false, nil
 		}
+		limit = min(limit, q.pace.begin(now, busy))
 		q.fetching = true
 		q.sched.hold(l)
 		q.jobs <- job{lane: l, sub: l.sub, from: l.next, size: l.size, limit: limit} // there is room: one at a time
@@ -266,6 +283,9 @@ func (q *sender) send(f *frame) error {
 		return err
 	}
 	q.stream.srv.deps.Metrics.sentBytes.Add(float64(f.read.N))
+	if !l.inSync {
+		q.pace.sent(int64(f.read.N), int64(f.read.Next-l.next))
+	}
 	q.sched.sent(l, int64(f.read.N), f.read.Next, standing{f.read.HighWatermark, f.read.LogStart})
 	switch { // the next buffer is as large as it seems to be worth
 	case f.read.N > l.size/2:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,6 +22,9 @@ type Server struct {
 	cfg     Config
 	deps    Deps
 	catchUp *bucket // of all streams together
+	// written is when a record was last seen to be appended to a partition that
+	// has followers, in nanoseconds.
+	written atomic.Int64
 
 	drain     chan struct{}
 	drainOnce sync.Once
@@ -31,7 +35,19 @@ type Server struct {
 
 // NewServer returns a server that starts nothing until it is called.
 func NewServer(cfg Config, deps Deps) *Server {
+	if cfg.CatchUpShare <= 0 || cfg.CatchUpShare > 100 {
+		cfg.CatchUpShare = defaultCatchUpShare
+	}
 	return &Server{cfg: cfg, deps: deps, catchUp: newBucket(cfg.CatchUpRate), drain: make(chan struct{})}
+}
+
+// wrote notes that records were appended.
+func (s *Server) wrote(now time.Time) { s.written.Store(now.UnixNano()) }
+
+// busy says whether clients write, or did a moment ago.
+func (s *Server) busy(now time.Time) bool {
+	at := s.written.Load()
+	return at != 0 && now.UnixNano()-at < int64(busyFor)
 }
 
 // Drain ends all streams, and those to come. It does not wait.

@@ -357,6 +357,9 @@ func describePart(name string, p *group.PartView, lag *coordinator.PartLag) *run
 	if lag != nil {
 		out.LogStartOffset, out.HighWatermark = new(lag.LogStart), new(lag.HighWatermark)
 		out.LagRecords, out.LagSeconds, out.TimeToDataLossSeconds = lag.Records, lag.Seconds, lag.LossSeconds
+		if lag.Beyond > 0 {
+			out.BeyondEndRecords = new(lag.Beyond)
+		}
 	}
 	return out
 }

@@ -33,6 +33,7 @@ type groupDetailView struct {
 	Loss        *lossView           `json:"time_to_data_loss_seconds,omitempty"`
 	Uncommitted int                 `json:"uncommitted_partitions"`
 	Unread      int64               `json:"uncommitted_records"`
+	BeyondEnd   int                 `json:"beyond_end_partitions"`
 	Expires     *time.Time          `json:"expire_time,omitempty"`
 	Members     []groupMemberView   `json:"members"`
 	Partitions  []groupPositionView `json:"partitions"`
@@ -64,6 +65,7 @@ type groupPositionView struct {
 	LagRecords    *int64    `json:"lag_records,omitempty"`
 	LagSeconds    *float64  `json:"lag_seconds,omitempty"`
 	Loss          *lossView `json:"time_to_data_loss_seconds,omitempty"`
+	BeyondEnd     int64     `json:"beyond_end_records,omitempty"`
 }
 
 func (a *app) groupDescribe() *cobra.Command {
@@ -76,7 +78,12 @@ at the pace of the last minutes ("loss in"). "-" is what is not known.
 
 "none" is committed of a partition that the group reads and has not committed
 anything of. How far behind it is there depends on where its reader began, which only
-that knows, so these partitions are counted beside the lag.`,
+that knows, so these partitions are counted beside the lag.
+
+"past the end" is the lag where the committed offset lies beyond the end: the log has
+lost records there that the group had read, which only an election that cannot keep
+them all can do, or the offset was set for records that are not written yet. What is
+written there next may be skipped, until "group seek" moves the group.`,
 		Example: "  runnel group describe billing\n  runnel group describe billing --format json",
 		RunE: func(c *cobra.Command, names []string) error {
 			return a.withAdmin(c.Context(), func(ctx context.Context, admin *client.Admin) error {
@@ -104,7 +111,7 @@ func groupDetail(d client.GroupDescription) groupDetailView {
 	v := groupDetailView{
 		Group: d.Group, State: string(d.State), Epoch: d.Epoch, Assignor: d.Assignor, Coordinator: present(d.Coordinator),
 		LagRecords: present(d.LagRecords), LagSeconds: seconds(d.LagSeconds), Loss: (*lossView)(seconds(d.TimeToDataLossSecs)),
-		Uncommitted: d.Uncommitted, Unread: d.UncommittedRecords,
+		Uncommitted: d.Uncommitted, Unread: d.UncommittedRecords, BeyondEnd: d.BeyondEnd,
 		Members: []groupMemberView{}, Partitions: []groupPositionView{},
 	}
 	if !d.ExpireTime.IsZero() {
@@ -123,6 +130,7 @@ func groupDetail(d client.GroupDescription) groupDetailView {
 			Topic: p.Topic, Partition: p.Partition, Member: p.MemberID, Next: p.NextMemberID, Committed: present(p.Committed),
 			LogStart: present(p.LogStart), HighWatermark: present(p.HighWatermark), LagRecords: present(p.LagRecords),
 			LagSeconds: seconds(p.LagSeconds), Loss: (*lossView)(seconds(p.TimeToDataLossSecs)),
+			BeyondEnd: p.BeyondEnd,
 		})
 	}
 	return v
@@ -132,7 +140,10 @@ func (a *app) printGroup(d client.GroupDescription) error {
 	fmt.Fprintf(a.out, "group        %s\nstate        %s, epoch %d\nassignor     %s\ncoordinator  broker %s\n", d.Group, d.State, d.Epoch, d.Assignor, known(d.Coordinator))
 	fmt.Fprintf(a.out, "behind       %s records, %s\ndata loss in %s\n", known(d.LagRecords), within(d.LagSeconds), within(d.TimeToDataLossSecs))
 	if d.Uncommitted > 0 {
-		fmt.Fprintf(a.out, "no commit    of %d partitions, which hold %d records\n", d.Uncommitted, d.UncommittedRecords)
+		fmt.Fprintf(a.out, "no commit    of %s, which hold %s\n", counted(int64(d.Uncommitted), "partition"), counted(d.UncommittedRecords, "record"))
+	}
+	if d.BeyondEnd > 0 {
+		fmt.Fprintf(a.out, "past the end in %s: what is written there next may be skipped; see: runnel group describe --help\n", counted(int64(d.BeyondEnd), "partition"))
 	}
 	if !d.ExpireTime.IsZero() {
 		fmt.Fprintf(a.out, "forgotten at %s\n", stamp(d.ExpireTime))
@@ -162,12 +173,20 @@ func (a *app) printGroup(d client.GroupDescription) error {
 			owner += " -> " + p.NextMemberID
 		}
 		rows = append(rows, []string{
-			orDash(p.Topic), fmt.Sprint(p.Partition), committed(p.Committed), known(p.HighWatermark), known(p.LagRecords),
+			orDash(p.Topic), fmt.Sprint(p.Partition), committed(p.Committed), known(p.HighWatermark), behind(p),
 			within(p.LagSeconds), within(p.TimeToDataLossSecs), owner,
 		})
 	}
 	fmt.Fprintln(a.out)
 	return table(a.out, "topic partition committed end lag behind loss-in member", rows)
+}
+
+// behind writes how far behind a group is in a partition.
+func behind(p *client.GroupPartition) string {
+	if p.BeyondEnd > 0 {
+		return "past the end"
+	}
+	return known(p.LagRecords)
 }
 
 // committed writes a committed offset.

@@ -73,6 +73,22 @@ func TestGroupDetail_loss(t *testing.T) {
 	}
 }
 
+// What is committed beyond the end is not told as a lag of 0.
+func TestPrintGroup_beyondTheEnd(t *testing.T) {
+	var out strings.Builder
+	a := &app{terminal: terminal{out: &out}}
+	err := a.printGroup(client.GroupDescription{Group: "g", LagRecords: -1, LagSeconds: -1, TimeToDataLossSecs: -1, BeyondEnd: 1, Partitions: []client.GroupPartition{
+		{Topic: "t", Committed: 12, LogStart: 0, HighWatermark: 10, LagRecords: -1, LagSeconds: -1, TimeToDataLossSecs: -1, BeyondEnd: 2},
+	}})
+	if err != nil || !strings.Contains(out.String(), "past the end in 1 partition: ") {
+		t.Errorf("%v: %s", err, out.String())
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if got := strings.Join(strings.Fields(lines[len(lines)-1]), " "); got != "t 0 12 10 past the end - - -" {
+		t.Errorf("%q", got)
+	}
+}
+
 // A letter that was put aside twice tells of the last time.
 func TestLetter(t *testing.T) {
 	h := func(k, v string) client.Header { return client.Header{Key: k, Value: []byte(v)} }

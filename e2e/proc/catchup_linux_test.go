@@ -19,10 +19,10 @@ const (
 	pileBytes = 320 << 10
 	// paceEvery is the time between two records of a pace.
 	paceEvery = 2 * time.Millisecond
-	// slowerAtMost is the factor of PROTOCOL §6 row 74, with a bound on what those
-	// that catch up are sent. Without one they take what processors and disks have
-	// left, for as short as that lasts.
-	slowerAtMost, slowerUnbounded = 2, 10
+	// slowerAtMost is the factor of PROTOCOL §6 row 74. Without rests those that
+	// catch up take what processors and disks have left, for as short as that
+	// lasts.
+	slowerAtMost, slowerRestless = 2, 10
 	// noiseBelow is a p99 that says nothing of the brokers.
 	noiseBelow = 5 * time.Millisecond
 )
@@ -130,26 +130,41 @@ func pileUp(t *testing.T, c *client.Client) {
 }
 
 // A broker whose disk was emptied copies 200 partitions anew, no faster than it
-// may, while what is in sync is written about as quickly as before.
+// may, while what is in sync is written about as quickly as before. The leaders
+// rest between what they send it, unless they are told not to.
 func TestCluster_catchUpAside(t *testing.T) {
 	if !whole() {
 		t.Skip("a part of make e2e: it measures for a minute")
 	}
-	// Bytes a second that each of the two leaders may send to who is not in sync.
-	for name, rate := range map[string]int{"4 MiB/s": 4 << 20, "no bound": 0} {
-		t.Run(name, func(t *testing.T) { catchUpAside(t, rate) })
+	for _, c := range []catchUpCase{
+		{name: "by default", share: 25, slower: slowerAtMost},
+		{name: "4 MiB a second", share: 25, rate: 4 << 20, slower: slowerAtMost},
+		{name: "without rests", share: 100, slower: slowerRestless},
+	} {
+		t.Run(c.name, func(t *testing.T) { catchUpAside(t, c) })
 	}
 }
 
-func catchUpAside(t *testing.T, rate int) {
-	t.Helper()
-	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, BrokerSet: []string{"replication.catch_up_rate=" + strconv.Itoa(rate) + "B"}})
-	c := must[*client.Client](t)(client.New(g.Seeds()))
-	t.Cleanup(func() { _ = c.Close() })
-	pileUp(t, c)
-	inSync(t, c, 3)
+// A catchUpCase is what each of the two leaders is configured with, and how much
+// slower the slowest writes may become.
+type catchUpCase struct {
+	name   string
+	share  int
+	rate   int // bytes a second; 0: no bound
+	slower int // times
+}
 
-	p := &pace{c: c}
+func catchUpAside(t *testing.T, c catchUpCase) {
+	t.Helper()
+	g := cluster(t, Cluster{Controllers: 1, Brokers: 3, BrokerSet: []string{
+		"replication.catch_up_rate=" + strconv.Itoa(c.rate) + "B", "replication.catch_up_share=" + strconv.Itoa(c.share),
+	}})
+	cl := must[*client.Client](t)(client.New(g.Seeds()))
+	t.Cleanup(func() { _ = cl.Close() })
+	pileUp(t, cl)
+	inSync(t, cl, 3)
+
+	p := &pace{c: cl}
 	ctx, stop := context.WithCancel(t.Context())
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -167,7 +182,7 @@ func catchUpAside(t *testing.T, rate int) {
 	bad := g.Brokers[0]
 	bad.stop(t)
 	wipe(t, bad)
-	inSync(t, c, 2)
+	inSync(t, cl, 2)
 	pass(t, time.Second)
 	begin = time.Now()
 	pass(t, 5*time.Second)
@@ -177,24 +192,20 @@ func catchUpAside(t *testing.T, rate int) {
 	if err := bad.Start(); err != nil {
 		t.Fatal(err)
 	}
-	inSync(t, c, 3)
+	inSync(t, cl, 3)
 	end := time.Now()
 	stop()
 	writing.Wait()
 	during := p.p99(t, "an emptied one catches up", begin, end)
 	t.Logf("the p99 is %.1f times that of before", float64(during)/float64(before))
-	factor := slowerAtMost
-	if rate == 0 {
-		factor = slowerUnbounded
-	}
-	if during > time.Duration(factor)*max(before, noiseBelow) {
+	if during > time.Duration(c.slower)*max(before, noiseBelow) {
 		t.Errorf("the p99 rose from %v to %v while a follower caught up", before, during)
 	}
 	if len(p.failed) > 0 {
 		t.Errorf("%d records failed, the first: %v", len(p.failed), p.failed[0])
 	}
-	if rate > 0 {
-		least := time.Duration(float64(widePartitions*pileBytes) / float64(2*rate) * float64(time.Second))
+	if c.rate > 0 {
+		least := time.Duration(float64(widePartitions*pileBytes) / float64(2*c.rate) * float64(time.Second))
 		if took := end.Sub(begin); took < least*9/10 {
 			t.Errorf("caught up in %v: two leaders that keep to their rates need %v", took, least)
 		}

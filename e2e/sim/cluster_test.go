@@ -55,6 +55,7 @@ type cluster struct {
 	controllers []*controllerHost
 	conns       []*grpc.ClientConn // of clients, to each broker
 	topics      []*topic
+	group       *groupWatch           // nil: there is none
 	objects     map[string]readObject // of the store, by path
 
 	judge *judge
@@ -142,6 +143,14 @@ func (c *cluster) spread() {
 // some is a latency.
 func (c *cluster) some() time.Duration {
 	return time.Duration(c.rng.Int64N(int64(c.shape.latency) + 1))
+}
+
+// addresses are where clients reach the brokers.
+func (c *cluster) addresses() (out []string) {
+	for _, h := range c.brokers {
+		out = append(out, h.clientAddr())
+	}
+	return out
 }
 
 // dialer connects a host. Addresses begin with the host's name.

@@ -16,7 +16,8 @@
 // The invariants are those of the catalogue: I1 and I3 to I6 by what clients were
 // told and read; I2 and I11 by the batches that any copy has below its high
 // watermark; I8, I12 and I13 by how far copies have come, on the disk where that
-// counts; I9 and I10 by the leaders that brokers and the store show; I17 by where
+// counts; I5, I14 and I15 also by what members of a consumer group are handed and
+// told is committed; I9 and I10 by the leaders that brokers and the store show; I17 by where
 // logs begin; I18 by what is there after power cuts; I19 by how a run ends; I20 by
 // processes whose disks fail; I21 by each transaction when it is made. All but the
 // first and those of the end are looked at after every step.

@@ -60,19 +60,27 @@ func (l *load) trim(r *reader, rng *rand.Rand) {
 			if before <= 0 {
 				continue
 			}
-			l.c.judge.mayGo(k, before)
-			ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
-			id := r.topic.id
-			resp, err := runnelv1.NewAdminServiceClient(l.c.conns[rng.IntN(len(l.c.conns))]).DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{
-				Topic: r.topic.name, TopicId: &id, Timeout: durationpb.New(2 * time.Second),
-				Partitions: []*runnelv1.DeleteRecordsPartition{{Partition: r.partition, BeforeOffset: before}},
-			})
-			cancel()
-			if err == nil && resp.GetResults()[0].GetError() == nil {
-				l.c.judge.areGone(k, before)
-			}
+			l.c.deleteRecords(l.ctx, r.topic, k, before, rng.IntN(len(l.c.conns)))
 		}
 	})
+}
+
+// deleteRecords deletes records of a partition, through a broker, and reports
+// whether that was acknowledged.
+func (c *cluster) deleteRecords(ctx context.Context, t *topic, k state.PartitionKey, before int64, through int) bool {
+	c.judge.mayGo(k, before)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	id := t.id
+	resp, err := runnelv1.NewAdminServiceClient(c.conns[through]).DeleteRecords(ctx, &runnelv1.DeleteRecordsRequest{
+		Topic: t.name, TopicId: &id, Timeout: durationpb.New(2 * time.Second),
+		Partitions: []*runnelv1.DeleteRecordsPartition{{Partition: k.Number, BeforeOffset: before}},
+	})
+	if err != nil || resp.GetResults()[0].GetError() != nil {
+		return false
+	}
+	c.judge.areGone(k, before)
+	return true
 }
 
 // ask asks brokers where a partition ends, again and again. In one leader epoch

@@ -1,5 +1,7 @@
 package sim
 
+import "slices"
+
 // Files with rules that mutations take out.
 const (
 	coreFile     = "broker/partition/core.go"
@@ -14,7 +16,20 @@ const (
 // mutations are all that the simulation must notice. The numbers up to 10 are
 // those of CORRECTNESS §1.8, from 11 on those of PROTOCOL §6.
 func mutations() []mutation {
-	return append(replicationMutations(), metadataMutations()...)
+	return slices.Concat(replicationMutations(), metadataMutations(), groupMutations())
+}
+
+// groupMutations are those of what consumer groups go by.
+func groupMutations() []mutation {
+	return []mutation{
+		{"a-lease-never-ends", "TestClusters", []edit{
+			{"client/group_part.go", "	if time.Now().Before(g.lease) {\n", "	if !g.lease.IsZero() {\n"},
+			{"client/group_join.go", "		if wait := time.Until(lease); member && !out {\n", "		if wait := max(time.Hour, time.Until(lease)); member && !out {\n"},
+		}},
+		{"a-partition-has-two-owners", "TestClusters", []edit{
+			{"broker/group/settle.go", "		if g.owners[p] == nil && g.held[p] == 0 {\n", "		if g.held[p] == 0 {\n"},
+		}},
+	}
 }
 
 // replicationMutations are those of what brokers do.
@@ -51,6 +66,9 @@ func replicationMutations() []mutation {
 				coreFile, "func (c *core) enough() bool { return len(c.committed) >= c.minISR }",
 				"func (c *core) enough() bool { n := 1; c.others(func(metadata.BrokerID) bool { n++; return true }, c.maximal()...); return n >= c.minISR }",
 			},
+		}},
+		{"a-deletion-is-for-the-ISR-alone", "TestStoryDeletedRecordsStayAway", []edit{
+			{coreFile, "f.logStart >= start\n		return all\n	}, append(c.maximal(), c.elr)...)\n", "f.logStart >= start\n		return all\n	}, c.committed)\n"},
 		}},
 		{"12-an-ack-is-the-log-end", "TestClusters", []edit{
 			{leaderFile, "	written := min(a.Written, c.own.written)\n", "	written := c.own.written\n"},

@@ -18,11 +18,7 @@ const patience = 3 * time.Minute
 // load ends. It is told what became of each record, whatever goes wrong: with
 // idempotence every one is stored, once, and in order.
 func (l *load) produce(t *topic, partition int32, pause time.Duration, opts ...client.ProducerOption) {
-	var addrs []string
-	for _, h := range l.c.brokers {
-		addrs = append(addrs, h.clientAddr())
-	}
-	c, err := client.New(addrs, client.Dialer(l.c.dialer(clientHost, func() bool { return true })))
+	c, err := client.New(l.c.addresses(), client.Dialer(l.c.dialer(clientHost, func() bool { return true })))
 	if err != nil {
 		l.c.t.Fatal(err)
 	}

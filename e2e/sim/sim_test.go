@@ -100,6 +100,9 @@ func run(t *testing.T, seed uint64) {
 // finish reads all, ends all, and judges what is left.
 func (c *cluster) finish(l *load) {
 	c.readAll(l)
+	if c.group != nil {
+		c.group.finish(c.rng)
+	}
 	for _, tp := range c.topics {
 		r := tp.history.Check()
 		for _, a := range r.Anomalies {
@@ -161,6 +164,7 @@ func (c *cluster) begin(l *load, rng *rand.Rand) bool {
 	l.produce(c.topics[2], 0, 80*time.Millisecond)
 	through := rand.New(rand.NewPCG(rng.Uint64(), 9))
 	l.pump(c.topics[0], 0, 40*time.Millisecond, func() grpc.ClientConnInterface { return c.conns[through.IntN(len(c.conns))] })
+	c.group = l.join("readers", 3, rand.New(rand.NewPCG(rng.Uint64(), 11)), c.topics[0], c.topics[1])
 	l.churn(rand.New(rand.NewPCG(rng.Uint64(), 5)))
 	return true
 }

@@ -40,6 +40,33 @@ func TestStoryEligibleReplicaTakesOver(t *testing.T) {
 	})
 }
 
+// What was deleted, and that was acknowledged, does not come back with a leader
+// that had not heard of it.
+func TestStoryDeletedRecordsStayAway(t *testing.T) {
+	play(t, setting{}, func(s *stage) {
+		s.lastStanding(1, 2)
+		r := s.load.newReader(s.topic, 0)
+		if _, err := r.whole(s.conns[s.id(0)]); err != nil || r.next == 0 {
+			s.t.Fatal(r.next, err)
+		}
+		s.topic.trimmed = []*reader{r}
+		done := make(chan bool, 1)
+		s.load.wg.Go(func() { done <- s.deleteRecords(context.Background(), s.topic, s.key, 2, int(s.id(0))) })
+		s.stepFor(time.Second)
+		s.r[0].cutPower(0)
+		s.leads(2)
+		s.stepFor(time.Second)
+		if start := int64(s.inside(2).LogStart); <-done && start < 2 {
+			s.judge.complain("I19", "the new leader begins at %d, and what is below 2 was deleted", start)
+		}
+		s.heal()
+		s.soon("all is well", 20*time.Second, func() bool { return s.inSync(0, 1, 2) })
+		if !s.deleteRecords(context.Background(), s.topic, s.key, r.next, 0) {
+			s.judge.complain("I19", "records can't be deleted when all is well")
+		}
+	})
+}
+
 // A power cut took the end of an eligible copy: it is not eligible any more.
 func TestStoryEligibleReplicaLosesItsEnd(t *testing.T) {
 	play(t, setting{}, func(s *stage) {

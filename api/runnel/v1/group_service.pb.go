@@ -1419,7 +1419,7 @@ type DescribeGroupResponse struct {
 	// All that are assigned, subscribed or have a committed offset, by topic name and number.
 	Partitions []*GroupPartition `protobuf:"bytes,7,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	// Records behind, over all partitions with a committed offset whose end is known; first page only. A partition without one counts nowhere: where its
-	// reader began, the reader's own policy says.
+	// reader began, the reader's own policy says. Nor does one whose offset lies beyond the end.
 	LagRecords *int64 `protobuf:"varint,8,opt,name=lag_records,json=lagRecords,proto3,oneof" json:"lag_records,omitempty"`
 	// The most of all partitions; first page only.
 	LagSeconds *float64 `protobuf:"fixed64,9,opt,name=lag_seconds,json=lagSeconds,proto3,oneof" json:"lag_seconds,omitempty"`
@@ -1735,14 +1735,19 @@ type GroupPartition struct {
 	LogStartOffset *int64 `protobuf:"varint,10,opt,name=log_start_offset,json=logStartOffset,proto3,oneof" json:"log_start_offset,omitempty"`
 	// First offset not committed by its leader: the end.
 	HighWatermark *int64 `protobuf:"varint,11,opt,name=high_watermark,json=highWatermark,proto3,oneof" json:"high_watermark,omitempty"`
-	// High watermark less committed offset, from the log start where that is higher. Absent without a committed offset.
+	// High watermark less committed offset, from the log start where that is higher. This and the next two are absent without a committed offset, and where
+	// that lies beyond the end.
 	LagRecords *int64 `protobuf:"varint,12,opt,name=lag_records,json=lagRecords,proto3,oneof" json:"lag_records,omitempty"`
 	// The age of the first record that was not yet committed by the group; 0 when there is none.
 	LagSeconds *float64 `protobuf:"fixed64,13,opt,name=lag_seconds,json=lagSeconds,proto3,oneof" json:"lag_seconds,omitempty"`
 	// At the group's pace, and that of the writers, how long until retention deletes records before the group has read them. 0: it has. +Inf: never.
 	TimeToDataLossSeconds *float64 `protobuf:"fixed64,14,opt,name=time_to_data_loss_seconds,json=timeToDataLossSeconds,proto3,oneof" json:"time_to_data_loss_seconds,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// By how many records the committed offset lies beyond the end; absent: it does not. The log has lost records that the group had read, in an election that
+	// could not keep them, or the offset was committed without a member, for records that are yet to come. What is written there next may be skipped: move the group
+	// with ResetOffsets.
+	BeyondEndRecords *int64 `protobuf:"varint,15,opt,name=beyond_end_records,json=beyondEndRecords,proto3,oneof" json:"beyond_end_records,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GroupPartition) Reset() {
@@ -1869,6 +1874,13 @@ func (x *GroupPartition) GetLagSeconds() float64 {
 func (x *GroupPartition) GetTimeToDataLossSeconds() float64 {
 	if x != nil && x.TimeToDataLossSeconds != nil {
 		return *x.TimeToDataLossSeconds
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetBeyondEndRecords() int64 {
+	if x != nil && x.BeyondEndRecords != nil {
+		return *x.BeyondEndRecords
 	}
 	return 0
 }
@@ -2697,7 +2709,7 @@ const file_runnel_v1_group_service_proto_rawDesc = "" +
 	"\x11rebalance_timeout\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\x10rebalanceTimeoutB\x0f\n" +
 	"\r_member_epochB\x13\n" +
 	"\x11_owned_partitionsB\x14\n" +
-	"\x12_target_partitions\"\xe4\x05\n" +
+	"\x12_target_partitions\"\xae\x06\n" +
 	"\x0eGroupPartition\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\tR\atopicId\x12!\n" +
@@ -2716,7 +2728,8 @@ const file_runnel_v1_group_service_proto_rawDesc = "" +
 	"lagRecords\x88\x01\x01\x12$\n" +
 	"\vlag_seconds\x18\r \x01(\x01H\x06R\n" +
 	"lagSeconds\x88\x01\x01\x12=\n" +
-	"\x19time_to_data_loss_seconds\x18\x0e \x01(\x01H\aR\x15timeToDataLossSeconds\x88\x01\x01B\f\n" +
+	"\x19time_to_data_loss_seconds\x18\x0e \x01(\x01H\aR\x15timeToDataLossSeconds\x88\x01\x01\x121\n" +
+	"\x12beyond_end_records\x18\x0f \x01(\x03H\bR\x10beyondEndRecords\x88\x01\x01B\f\n" +
 	"\n" +
 	"_partitionB\x13\n" +
 	"\x11_assignment_epochB\x13\n" +
@@ -2725,7 +2738,8 @@ const file_runnel_v1_group_service_proto_rawDesc = "" +
 	"\x0f_high_watermarkB\x0e\n" +
 	"\f_lag_recordsB\x0e\n" +
 	"\f_lag_secondsB\x1c\n" +
-	"\x1a_time_to_data_loss_seconds\"\xa9\x01\n" +
+	"\x1a_time_to_data_loss_secondsB\x15\n" +
+	"\x13_beyond_end_records\"\xa9\x01\n" +
 	"\x11ListGroupsRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12-\n" +
 	"\x06states\x18\x02 \x03(\x0e2\x15.runnel.v1.GroupStateR\x06states\x12 \n" +
