@@ -51,7 +51,7 @@ func (w *town) join(id int32, disk vfs.FS) *running {
 func (w *town) at(id int32) {
 	w.t.Helper()
 	_ = w.conn.Close()
-	conn, err := grpc.NewClient("passthrough:///"+clientOf(id), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.net.dial))
+	conn, err := grpc.NewClient("passthrough:///"+clientOf(id), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.net.dial), grpc.WithIdleTimeout(0))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func newTown(t *testing.T) *town {
 	w.stop = cancel
 	w.wg.Go(func() { _ = w.server.Serve(lis) })
 	w.wg.Go(func() { _ = w.controller.Serve(ctx) })
-	conn, err := grpc.NewClient("passthrough:///"+clientAddr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.net.dial))
+	conn, err := grpc.NewClient("passthrough:///"+clientAddr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.net.dial), grpc.WithIdleTimeout(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -188,7 +188,7 @@ func (b *testBroker) dial(dial func(context.Context, string) (net.Conn, error), 
 	b.t.Helper()
 	opts = append([]grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.NewCodec(wire.NewPool()))), // to send raw messages
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial), grpc.WithIdleTimeout(0),
 	}, opts...)
 	conn, err := grpc.NewClient("passthrough:///broker", opts...)
 	if err != nil {

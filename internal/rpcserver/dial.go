@@ -25,7 +25,8 @@ type DialOptions struct {
 }
 
 // Dial returns a connection to addr, host:port. It does no I/O: the first call
-// connects, and calls fail fast while the other side can't be reached. gRPC's
+// connects, and calls fail fast while the other side can't be reached. It stays,
+// however long nothing is called. gRPC's
 // own retries are off, because a write whose outcome is unknown must not be
 // sent twice behind our back.
 func Dial(addr string, o DialOptions) (*grpc.ClientConn, error) {
@@ -37,6 +38,7 @@ func Dial(addr string, o DialOptions) (*grpc.ClientConn, error) {
 		grpc.WithStaticConnWindowSize(conn),
 		grpc.WithDisableRetry(),
 		grpc.WithNoProxy(),
+		grpc.WithIdleTimeout(0), // it is pinged, so it may as well be there for the next call
 		// Twice the least the servers allow, so that they never see too many pings.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{

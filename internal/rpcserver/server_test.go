@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	reflectionalpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
@@ -300,6 +301,20 @@ func TestUnknownMethodsLeaveNoSeries(t *testing.T) {
 	if n := series(t, f.reg); n != 0 {
 		t.Errorf("%d series", n)
 	}
+}
+
+// A connection that nothing was called on for long is still there.
+func TestDialStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := start(t, Options{}, DialOptions{})
+		if _, err := runnelv1.NewAdminServiceClient(f.conn).DescribeCluster(t.Context(), &runnelv1.DescribeClusterRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		if s := f.conn.GetState(); s != connectivity.Ready {
+			t.Errorf("it is %v", s)
+		}
+	})
 }
 
 func TestDialFailsFast(t *testing.T) {
