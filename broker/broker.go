@@ -119,8 +119,8 @@ func (b *Broker) Run(ctx context.Context) (err error) {
 // listeners are the ports of a broker.
 type listeners struct {
 	client   *rpcserver.LimitedListener
-	internal net.Listener
-	admin    net.Listener // nil: none
+	internal *rpcserver.LimitedListener
+	admin    *rpcserver.LimitedListener // nil: none
 }
 
 // listen binds all ports: the internal one before the broker registers, so
@@ -138,9 +138,11 @@ func (b *Broker) listen(ctx context.Context) (l listeners, err error) {
 		}
 		return lis, nil
 	}
-	if l.internal, err = bind("listen.internal", b.cfg.Listen.Internal); err != nil {
+	internal, err := bind("listen.internal", b.cfg.Listen.Internal)
+	if err != nil {
 		return l, err
 	}
+	l.internal = rpcserver.Guard(internal)
 	client, err := bind("listen.client", b.cfg.Listen.Client)
 	if err != nil {
 		return l, err
@@ -157,10 +159,7 @@ func (b *Broker) listen(ctx context.Context) (l listeners, err error) {
 }
 
 func (l listeners) close() {
-	if l.client != nil {
-		_ = l.client.Close()
-	}
-	for _, lis := range []net.Listener{l.internal, l.admin} {
+	for _, lis := range []*rpcserver.LimitedListener{l.client, l.internal, l.admin} {
 		if lis != nil {
 			_ = lis.Close()
 		}

@@ -28,4 +28,7 @@ func newMetrics(n *node, reg prometheus.Registerer) {
 	auto.NewCounterFunc(prometheus.CounterOpts{
 		Name: "client_connections_refused_total", Help: "Connections of clients that were closed at once, because too many were open.",
 	}, func() float64 { return float64(n.lis.client.Refused()) })
+	auto.NewCounterFunc(prometheus.CounterOpts{
+		Name: "internal_connections_refused_total", Help: "Connections of other brokers and of controllers that were closed at once, because file descriptors run out.",
+	}, func() float64 { return float64(n.lis.internal.Refused()) })
 }

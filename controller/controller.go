@@ -164,7 +164,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	c.registerMetrics(s)
+	c.registerMetrics(s, lis)
 	c.mu.Lock()
 	c.addr = lis.Addr().String()
 	c.mu.Unlock()
@@ -245,10 +245,15 @@ func (c *Controller) server() (*rpcserver.Server, *rpc.Service) {
 	return srv, svc
 }
 
-func (c *Controller) listen(ctx context.Context) (lis, admin net.Listener, err error) {
-	if lis, err = c.deps.Listen(ctx, c.cfg.Listen.Controller); err != nil {
+// maxAdminConnections is enough for whoever scrapes and probes a controller.
+const maxAdminConnections = 256
+
+func (c *Controller) listen(ctx context.Context) (lis *rpcserver.LimitedListener, admin net.Listener, err error) {
+	bound, err := c.deps.Listen(ctx, c.cfg.Listen.Controller)
+	if err != nil {
 		return nil, nil, fmt.Errorf("listen.controller %s: %w: choose another address, or stop what uses this one", c.cfg.Listen.Controller, err)
 	}
+	lis = rpcserver.Guard(bound)
 	if c.cfg.Listen.Admin == "" {
 		return lis, nil, nil
 	}
@@ -256,7 +261,7 @@ func (c *Controller) listen(ctx context.Context) (lis, admin net.Listener, err e
 		err = fmt.Errorf("listen.admin %s: %w: choose another address, or stop what uses this one", c.cfg.Listen.Admin, err)
 		return nil, nil, errors.Join(err, closeListener(lis))
 	}
-	return lis, admin, nil
+	return lis, rpcserver.Limit(admin, maxAdminConnections), nil
 }
 
 // closeListener closes a listener that may be closed already, as a server does that used it.

@@ -6,11 +6,12 @@ import (
 
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/controller/store"
+	"github.com/runnelmq/runnel/internal/rpcserver"
 	"github.com/runnelmq/runnel/internal/telemetry"
 )
 
 // registerMetrics registers what is read off the picture when somebody looks.
-func (c *Controller) registerMetrics(s *store.Store) {
+func (c *Controller) registerMetrics(s *store.Store, lis *rpcserver.LimitedListener) {
 	auto := promauto.With(telemetry.Prefixed(c.deps.Registry))
 	gauge := func(name, help string, read func(*state.Image) float64) {
 		auto.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
@@ -54,4 +55,7 @@ func (c *Controller) registerMetrics(s *store.Store) {
 	auto.NewCounterFunc(prometheus.CounterOpts{
 		Name: "metadata_ambiguous_commits_total", Help: "Transactions whose outcome had to be found out by reading.",
 	}, func() float64 { return float64(s.Ambiguous()) })
+	auto.NewCounterFunc(prometheus.CounterOpts{
+		Name: "controller_connections_refused_total", Help: "Connections of brokers and other controllers that were closed at once, because file descriptors run out.",
+	}, func() float64 { return float64(lis.Refused()) })
 }

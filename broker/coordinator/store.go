@@ -142,7 +142,7 @@ func (s *shard) load(ctx context.Context) error {
 			delete(s.groups, id)
 			continue
 		}
-		g.Restored(s.now, s.topics)
+		g.Restored(s.now, s.part.Overlap(), s.topics)
 		g.Retain(s.now, s.keeper(nil, s.view), &s.fx)
 		s.touched = append(s.touched, g)
 	}

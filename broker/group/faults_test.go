@@ -63,7 +63,7 @@ func TestGroup_emptySinceItWasFoundSo(t *testing.T) {
 		g.Restore(&c)
 	}
 	topics := NewResolver(topicList{topicOf(0, 1)})
-	g.Restored(now, topics)
+	g.Restored(now, 0, topics)
 	var fx Effects
 	g.Retain(now, func(*Offset) bool { return true }, &fx)
 	g.Settle(now, topics, &fx)
@@ -72,6 +72,36 @@ func TestGroup_emptySinceItWasFoundSo(t *testing.T) {
 	}
 	if at := g.ExpiresAt(); !at.Equal(now.Add(time.Hour)) {
 		t.Errorf("it expires at %s", at)
+	}
+}
+
+// A member may be connected to the coordinator before this one, which answers
+// its pings until it has heard of its end: whom that one has kept alive is not
+// expelled here while it still hands records out.
+func TestGroup_outlivesAnEarlierCoordinator(t *testing.T) {
+	const overlap = 3 * time.Second
+	now := time.UnixMilli(1e12)
+	g := New("g", Limits{MaxMembers: 10, Retention: time.Hour})
+	topics := NewResolver(topicList{topicOf(0, 1)})
+	g.Restore(&Change{Group: "g", State: &State{Epoch: 3, Assignor: Sticky}})
+	for _, id := range []string{"a", "b"} {
+		g.Restore(&Change{Group: "g", Member: &Member{ID: id, Terms: basic("t000"), Epoch: 3}})
+	}
+	g.Restored(now, overlap, topics)
+	var fx Effects
+	if err := g.Join(now, 1, "a", 3, basic("t000"), &fx); err != nil {
+		t.Fatal(err)
+	}
+	lease := now.Add(overlap + basic("t000").Session)
+	for _, c := range []struct {
+		at   time.Time
+		want int
+	}{{lease.Add(-time.Millisecond), 2}, {lease, 0}} {
+		g.Tick(c.at, &fx)
+		g.Settle(c.at, topics, &fx)
+		if n := g.Size(); n != c.want {
+			t.Errorf("%d members %s after the restart, want %d", n, c.at.Sub(now), c.want)
+		}
 	}
 }
 

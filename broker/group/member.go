@@ -35,6 +35,8 @@ type member struct {
 	// owes: an Assignment is due even if nothing changed.
 	owes  bool
 	heard time.Time
+	// spared is until when it is not expelled for silence, whatever was heard.
+	spared time.Time
 }
 
 // A revocation is a partition that a member is to give up.
@@ -60,9 +62,16 @@ func (m *member) settled() bool {
 	return len(m.owned) == len(m.target) && len(m.revoking) == 0
 }
 
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // deadline returns when the member is expelled if nothing is heard, and why.
 func (m *member) deadline() (at time.Time, why string) {
-	at, why = m.heard.Add(m.terms.Session), fmt.Sprintf("nothing was heard of it for %s", m.terms.Session)
+	at, why = later(m.heard.Add(m.terms.Session), m.spared), fmt.Sprintf("nothing was heard of it for %s", m.terms.Session)
 	for _, r := range m.revoking {
 		if r.deadline.Before(at) {
 			at, why = r.deadline, fmt.Sprintf("it did not give up partitions within %s", m.terms.Rebalance)

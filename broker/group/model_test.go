@@ -80,7 +80,10 @@ type frame struct {
 	owned  map[Part]bool
 }
 
-const modelSession = 10 * time.Second
+const (
+	modelSession = 10 * time.Second
+	modelOverlap = 3 * time.Second
+)
 
 func (c *client) terms() Terms {
 	return Terms{Topics: []string{"t000", "t002"}, Pattern: "t001", Instance: c.static, Assignor: Sticky, Session: modelSession, Rebalance: 30 * time.Second}
@@ -129,7 +132,7 @@ func (w *world) crash(n int) {
 	for i := range w.log {
 		w.g.Restore(&w.log[i])
 	}
-	w.g.Restored(w.now, NewResolver(w.topics))
+	w.g.Restored(w.now, modelOverlap, NewResolver(w.topics))
 	var fx Effects
 	w.settle(&fx)
 	for _, c := range w.clients {
@@ -415,38 +418,43 @@ func (w *world) takeOffset(*client) {
 	w.settle(&fx)
 }
 
+// second is one in which all frames of all clients but one arrive.
+func (w *world) second(but *client) {
+	w.commit(len(w.log))
+	w.now = w.now.Add(time.Second)
+	w.check()
+	var fx Effects
+	if len(w.g.held) > 0 {
+		w.g.Let(w.now, slices.Collect(maps.Keys(w.g.held)))
+	}
+	w.g.Tick(w.now, &fx)
+	w.settle(&fx)
+	for _, c := range w.clients {
+		if c.gone || c == but {
+			continue
+		}
+		if c.stream == 0 {
+			w.connect(c)
+		}
+		maps.DeleteFunc(c.has, func(p Part, _ int64) bool { _, wanted := c.wants[p]; return !wanted })
+		for len(c.down) > 0 {
+			w.deliver(c)
+		}
+		if c.stream != 0 && c.revision > 0 {
+			c.report(w.now)
+		}
+		for len(c.up) > 0 {
+			w.receive(c)
+		}
+	}
+	w.check()
+}
+
 // calm lets everything that is under way arrive, and checks that the group is
 // stable and complete then.
 func (w *world) calm() {
 	for range 60 {
-		w.commit(len(w.log))
-		w.now = w.now.Add(time.Second)
-		w.check()
-		var fx Effects
-		if len(w.g.held) > 0 {
-			w.g.Let(w.now, slices.Collect(maps.Keys(w.g.held)))
-		}
-		w.g.Tick(w.now, &fx)
-		w.settle(&fx)
-		for _, c := range w.clients {
-			if c.gone {
-				continue
-			}
-			if c.stream == 0 {
-				w.connect(c)
-			}
-			maps.DeleteFunc(c.has, func(p Part, _ int64) bool { _, wanted := c.wants[p]; return !wanted })
-			for len(c.down) > 0 {
-				w.deliver(c)
-			}
-			if c.stream != 0 && c.revision > 0 {
-				c.report(w.now)
-			}
-			for len(c.up) > 0 {
-				w.receive(c)
-			}
-		}
-		w.check()
+		w.second(nil)
 	}
 	live := 0
 	held := 0
@@ -486,6 +494,32 @@ func TestGroup_model(t *testing.T) {
 		for range rapid.IntRange(50, 250).Draw(t, "steps") {
 			w.act(actions, total)
 			w.check()
+		}
+		w.calm()
+	})
+}
+
+// A client that is cut off together with the coordinator before this one works
+// on for as long as that one answers it, and nobody else works on the same.
+func TestGroup_modelOverlap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		for range 3 {
+			w.start()
+		}
+		for range 10 {
+			w.second(nil)
+		}
+		left := w.pick(func(c *client) bool { return len(c.has) > 0 })
+		w.crash(len(w.log))
+		for i := range 30 {
+			if time.Duration(i+1)*time.Second <= modelOverlap {
+				left.heard = w.now
+			}
+			w.second(left)
+		}
+		if len(left.has) > 0 {
+			t.Fatalf("after 30 s it still works on %v", left.has)
 		}
 		w.calm()
 	})

@@ -181,8 +181,10 @@ func (g *Group) restoreMember(s *Member) {
 }
 
 // Restored ends the restoring: every member gets its time anew, and the target
-// is found again. Only if that is another one does a new epoch begin.
-func (g *Group) Restored(now time.Time, topics *Resolver) {
+// is found again. Only if that is another one does a new epoch begin. For as
+// long as overlap, an earlier coordinator that has not heard of this one may
+// answer members, who then believe that they are alive.
+func (g *Group) Restored(now time.Time, overlap time.Duration, topics *Resolver) {
 	if len(g.members) == 0 {
 		if g.stored && g.emptySinceMs == 0 { // the last one's end was stored, and no more of that turn
 			g.emptySinceMs, g.unsaved = now.UnixMilli(), true
@@ -191,6 +193,9 @@ func (g *Group) Restored(now time.Time, topics *Resolver) {
 	}
 	g.emptySinceMs = 0
 	g.Revive(now)
+	for _, m := range g.members {
+		m.spared = now.Add(overlap + m.terms.Session)
+	}
 	g.retarget(topics)
 	for _, m := range g.members {
 		same := len(m.target) == len(m.owned)

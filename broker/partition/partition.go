@@ -197,6 +197,10 @@ func (p *Partition) Confirmed() bool {
 	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked)
 }
 
+// Overlap is for how long after an election an earlier leader may still take
+// itself for confirmed.
+func (p *Partition) Overlap() time.Duration { return p.host.control.Timeout() }
+
 // End returns a state whose HighWatermark may be answered as the end of the
 // partition, or why none may be: ErrNotLeader and its like,
 // ErrOffsetNotAvailable, ErrUnconfirmed.

@@ -140,10 +140,10 @@ func (a *app) printGroup(d client.GroupDescription) error {
 	fmt.Fprintf(a.out, "group        %s\nstate        %s, epoch %d\nassignor     %s\ncoordinator  broker %s\n", d.Group, d.State, d.Epoch, d.Assignor, known(d.Coordinator))
 	fmt.Fprintf(a.out, "behind       %s records, %s\ndata loss in %s\n", known(d.LagRecords), within(d.LagSeconds), within(d.TimeToDataLossSecs))
 	if d.Uncommitted > 0 {
-		fmt.Fprintf(a.out, "no commit    of %d partitions, which hold %d records\n", d.Uncommitted, d.UncommittedRecords)
+		fmt.Fprintf(a.out, "no commit    of %s, which hold %s\n", counted(int64(d.Uncommitted), "partition"), counted(d.UncommittedRecords, "record"))
 	}
 	if d.BeyondEnd > 0 {
-		fmt.Fprintf(a.out, "past the end in %d partitions: what is written there next may be skipped; see: runnel group describe --help\n", d.BeyondEnd)
+		fmt.Fprintf(a.out, "past the end in %s: what is written there next may be skipped; see: runnel group describe --help\n", counted(int64(d.BeyondEnd), "partition"))
 	}
 	if !d.ExpireTime.IsZero() {
 		fmt.Fprintf(a.out, "forgotten at %s\n", stamp(d.ExpireTime))

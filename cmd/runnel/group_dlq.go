@@ -180,7 +180,7 @@ func (a *app) redrive(ctx context.Context, topic, to string, dry bool) error {
 		err = r.run(ctx, c)
 	}
 	if ctx.Err() != nil {
-		return errInterrupted
+		return errors.Join(a.redriven(r.written, false), errInterrupted)
 	}
 	if err != nil && r.written == 0 {
 		return err // and nothing was done
@@ -221,7 +221,7 @@ func (a *app) redriven(n int64, dry bool) error {
 		fmt.Fprintf(a.out, "%d records are to be redriven\n", n)
 		return nil
 	}
-	fmt.Fprintf(a.out, "%d records redriven\n", n)
+	fmt.Fprintf(a.out, "%s redriven\n", counted(n, "record"))
 	return nil
 }
 

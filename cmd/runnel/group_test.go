@@ -80,7 +80,7 @@ func TestPrintGroup_beyondTheEnd(t *testing.T) {
 	err := a.printGroup(client.GroupDescription{Group: "g", LagRecords: -1, LagSeconds: -1, TimeToDataLossSecs: -1, BeyondEnd: 1, Partitions: []client.GroupPartition{
 		{Topic: "t", Committed: 12, LogStart: 0, HighWatermark: 10, LagRecords: -1, LagSeconds: -1, TimeToDataLossSecs: -1, BeyondEnd: 2},
 	}})
-	if err != nil || !strings.Contains(out.String(), "past the end in 1 partitions: ") {
+	if err != nil || !strings.Contains(out.String(), "past the end in 1 partition: ") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")

@@ -78,8 +78,8 @@ func (a *app) verify(path string) error {
 		for _, d := range sum.Damage {
 			fmt.Fprintf(a.out, "%s: byte %d: %s\n", d.File, d.Position, d.What)
 		}
-		fmt.Fprintf(a.out, "%s, %d batches, %s, %s: %s\n",
-			counted(int64(sum.Files), "segment"), sum.Batches, counted(sum.Records, "record"), bytesText(sum.Bytes), verdictText(len(sum.Damage)))
+		fmt.Fprintf(a.out, "%s, %s, %s, %s: %s\n",
+			counted(int64(sum.Files), "segment"), countedBatches(sum.Batches), counted(sum.Records, "record"), bytesText(sum.Bytes), verdictText(len(sum.Damage)))
 	}
 	if len(sum.Damage) > 0 {
 		return errQuiet
@@ -97,6 +97,13 @@ func sizeOf(dirs [][]string) (total int64) {
 		}
 	}
 	return total
+}
+
+func countedBatches(n int64) string {
+	if n == 1 {
+		return "1 batch"
+	}
+	return fmt.Sprintf("%d batches", n)
 }
 
 func verdictText(damaged int) string {
@@ -221,8 +228,8 @@ func (d *dumper) batch(f *record.Frame, at place, _ []byte) error {
 	if v.DeleteHorizon != 0 {
 		tombstones = ", tombstones until " + stampMs(v.DeleteHorizon)
 	}
-	_, err := fmt.Fprintf(d.w, "%s @%d: offsets %d to %d, %d records, %d bytes, epoch %d, %s, appended %s%s\n",
-		v.File, v.Position, v.BaseOffset, v.LastOffset, v.Records, v.Size, v.LeaderEpoch, v.Compression, stampMs(v.AppendTime), tombstones)
+	_, err := fmt.Fprintf(d.w, "%s @%d: offsets %d to %d, %s, %d bytes, epoch %d, %s, appended %s%s\n",
+		v.File, v.Position, v.BaseOffset, v.LastOffset, counted(int64(v.Records), "record"), v.Size, v.LeaderEpoch, v.Compression, stampMs(v.AppendTime), tombstones)
 	return err
 }
 

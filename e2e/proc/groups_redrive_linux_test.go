@@ -44,9 +44,12 @@ func TestGroups_redriveGoesOn(t *testing.T) {
 		ds := must[[]client.TopicDescription](t)(c.NewAdmin().DescribeTopics(t.Context(), []string{"orders"}))
 		return ds[0].Partitions[0].HighWatermark
 	}
+	var said strings.Builder // by the last command
 	// begin redrives until so many more are written.
 	begin := func(more int64) *exec.Cmd {
 		cmd := n.command(t, "group", "dlq", "redrive", "orders-dead")
+		said.Reset()
+		cmd.Stdout = &said
 		from := written()
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -64,11 +67,15 @@ func TestGroups_redriveGoesOn(t *testing.T) {
 		if written() == int64(total) { // it was done before it was interrupted
 			die()
 		}
+		before := written()
 		cmd := begin(batch)
 		sleep(t.Context(), time.Duration(i)*time.Millisecond/2) // in the middle of this or that
 		_ = cmd.Process.Signal(syscall.SIGINT)
 		if cmd.Wait() != nil {
 			times++
+		}
+		if want := fmt.Sprintf("%d records redriven\n", written()-before); said.String() != want {
+			t.Errorf("it said %q, want %q", said.String(), want)
 		}
 	}
 	interrupted := written()

@@ -3,6 +3,7 @@ package rpcserver
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"strconv"
@@ -77,14 +78,31 @@ func IsLoopback(host string) bool {
 // that the caller learns it: left in the backlog it would hang. Descriptors stay
 // free that way: for the log files, and for etcd, which ends the process without.
 func Limit(lis net.Listener, limit int) *LimitedListener {
-	return &LimitedListener{Listener: lis, limit: int64(limit)}
+	return &LimitedListener{Listener: lis, limit: int64(limit), keep: clientReserve}
 }
+
+// Guard is [Limit] for the ports at which the processes of a cluster meet. They may
+// be any number, and may take more of the last descriptors than others, so that
+// clients do not keep them out.
+func Guard(lis net.Listener) *LimitedListener {
+	return &LimitedListener{Listener: lis, limit: math.MaxInt64, keep: memberReserve}
+}
+
+// How many of the last descriptors connections leave alone, of so few descriptors or
+// more; less of fewer. Files leave 64 of them: there must be some for the logs when
+// clients, or other processes, take what they can.
+const (
+	clientReserve = 128
+	memberReserve = 96
+	reserveOf     = 512
+)
 
 // A LimitedListener bounds the connections that are open.
 type LimitedListener struct {
 	net.Listener
 
 	limit   int64
+	keep    uint64 // descriptors
 	open    atomic.Int64
 	refused atomic.Int64
 }
@@ -102,7 +120,7 @@ func (l *LimitedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) <= l.limit && !inReserve(c) {
+		if l.open.Add(1) <= l.limit && !inReserve(c, l.keep) {
 			return &limitedConn{Conn: c, release: func() { l.open.Add(-1) }}, nil
 		}
 		l.open.Add(-1)

@@ -7,18 +7,10 @@ import (
 	"syscall"
 )
 
-// Connections leave more descriptors free than files do, which leave the last
-// eighth of them, 64 at most: there must be some for the logs when clients take
-// what they can.
-const (
-	reserveMax   = 128
-	reserveShare = 4 // of the limit, at most
-)
-
 // inReserve reports whether a connection has taken one of the last descriptors.
 // They are given lowest first, so the number of one tells; and the limit may be
 // changed while the process runs.
-func inReserve(c net.Conn) bool {
+func inReserve(c net.Conn, keep uint64) bool {
 	conn, ok := c.(syscall.Conn)
 	if !ok {
 		return false
@@ -33,6 +25,6 @@ func inReserve(c net.Conn) bool {
 	}
 	cur := uint64(limit.Cur) //nolint:unconvert // signed on some systems
 	in := false
-	err = raw.Control(func(fd uintptr) { in = uint64(fd) >= cur-min(reserveMax, cur/reserveShare) })
+	err = raw.Control(func(fd uintptr) { in = uint64(fd) >= cur-min(keep, cur*keep/reserveOf) })
 	return err == nil && in
 }

@@ -14,11 +14,27 @@ import (
 // Connections do not take the last descriptors, also when the limit was lowered
 // since the start (OP-06).
 func TestLimit_descriptors(t *testing.T) {
+	of := map[string]int64{}
+	for name, limit := range map[string]func(net.Listener) *LimitedListener{
+		"clients": func(l net.Listener) *LimitedListener { return Limit(l, 1000) },
+		"members": Guard,
+	} {
+		t.Run(name, func(t *testing.T) { of[name] = fill(t, limit) })
+	}
+	if of["members"] < of["clients"]+4 {
+		t.Errorf("there are %d connections of members and %d of clients: want more", of["members"], of["clients"])
+	}
+}
+
+// fill opens connections until one is refused, returns how many there are, and sees
+// to it that files can be opened.
+func fill(t *testing.T, limit func(net.Listener) *LimitedListener) (open int64) {
+	t.Helper()
 	inner, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	lis := Limit(inner, 1000)
+	lis := limit(inner)
 	var was syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
@@ -56,6 +72,7 @@ func TestLimit_descriptors(t *testing.T) {
 			runtime.Gosched() // the other end comes to it
 		}
 	}
+	open = lis.Open()
 	var files []*os.File
 	for range 16 {
 		f, err := os.Open(os.DevNull)
@@ -73,4 +90,5 @@ func TestLimit_descriptors(t *testing.T) {
 	for _, f := range files {
 		_ = f.Close()
 	}
+	return open
 }

@@ -145,8 +145,9 @@ const (
 	FetchFormat_FETCH_FORMAT_RECORDS FetchFormat = 1
 	// Decoded, as strings.
 	FetchFormat_FETCH_FORMAT_TEXT FetchFormat = 2
-	// As stored: may begin before the asked offset and go beyond stop_offset; the reader drops those. Who began at
-	// EARLIEST drops what is below the first response's log_start_offset.
+	// As stored, and as whole batches: the first one may begin before the place that was asked for, and the last one go beyond stop_offset. The reader drops
+	// what it did not ask for: records whose offset is below the offset it asked for, or not below stop_offset; who began at EARLIEST, those below the
+	// log_start_offset of the first response; and who began at a timestamp, all before the first record whose own time is not before it, but none after that.
 	FetchFormat_FETCH_FORMAT_BATCHES FetchFormat = 3
 )
 
