@@ -422,10 +422,14 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 			why = "its directory is missing: " + why
 		}
 		s.mu.Lock()
+		known := s.lost[k] == why
 		s.lost[k] = why
 		delete(s.pending, k)
 		s.mu.Unlock()
 		s.report(metadata.ReplicaReport{Topic: t.ID, Partition: n, Shape: metadata.Lost, Reason: why})
+		if known {
+			return nil, nil // it was looked for again, since the metadata changed
+		}
 		s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Err(err).Msg("a replica can't be opened")
 		return nil, nil
 	}

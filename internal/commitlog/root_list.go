@@ -46,7 +46,7 @@ type partitionList struct {
 	mu     sync.Mutex
 	named  map[string]bool
 	wanted map[string]bool // to be written by whoever has the turn next
-	past   bool            // vouch may speak: of what was before this start's Opened
+	counts bool            // neverHeld may speak: all that ever was here is named
 }
 
 const (
@@ -134,7 +134,7 @@ func (r *Root) loadList() error {
 		r.listDoubted = true
 		return nil
 	}
-	l.past = r.start.Trusted() && l.named[listOpened]
+	l.counts = r.start.Trusted() && l.named[listOpened]
 	r.list = l
 	return nil
 }
@@ -198,7 +198,7 @@ func (l *partitionList) neverHeld(id PartitionID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return l.past && !l.named[id.String()]
+	return l.counts && !l.named[id.String()]
 }
 
 // name enters a partition, or [listOpened], durably. Those that come together
@@ -272,7 +272,10 @@ func (l *partitionList) writeInTurn(texts []string) (err error) {
 	return nil
 }
 
-// opened says that every replica the cluster expects here is named by now.
+// opened says that every replica the cluster expects here is named by now: from
+// here on the list counts. A partition of which the broker hears only when its
+// first leader is gone already, or that there was no room for until then, was
+// never here.
 func (l *partitionList) opened() error {
 	if l == nil {
 		return nil
@@ -283,7 +286,7 @@ func (l *partitionList) opened() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	l.past = false
+	l.counts = true
 	return nil
 }
 
