@@ -220,7 +220,7 @@ func TestReader_resumesWithoutLossOrRepetition(t *testing.T) {
 				got := readToEnd(t, r)
 				wantRun(t, got, 0, 0, 3000)
 				wantRun(t, got, 1, 0, 3000)
-				broke += breaks
+				f.locked(func() { broke += breaks })
 			})
 		})
 	}

@@ -117,9 +117,11 @@ func TestReader_truncated(t *testing.T) {
 					}
 					break
 				}
-				if !f.told {
-					t.Error("nobody was told that the log was cut")
-				}
+				f.locked(func() {
+					if !f.told {
+						t.Error("nobody was told that the log was cut")
+					}
+				})
 			})
 		})
 	}
