@@ -32,9 +32,25 @@ func (d *door) judge(err error) error {
 		d.in.Store(true)
 	case ok && st.Code() == codes.Unavailable && !d.in.Load() && distrusts(st.Message()):
 		return &unreachableError{text: plainDialText(st.Message()), distrust: true}
+	case ok && st.Code() == codes.Unavailable && !d.in.Load() && len(st.Details()) == 0 && slammed(st.Message()):
+		return &unreachableError{text: plainDialText(st.Message()) + ", and nothing was ever answered on one: " + noGRPC, lost: true}
 	}
 	return err
 }
+
+// slammed reports whether gRPC's text is about a connection that the other side
+// closed while it was written to, as a port with TLS does to who speaks without.
+func slammed(s string) bool {
+	for _, part := range []string{"broken pipe", "connection reset by peer", "closed pipe"} {
+		if strings.Contains(s, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// noGRPC is what may be wrong with a port that takes connections, and nothing more.
+const noGRPC = "is it a port with TLS, or of something else, or does its process hang?"
 
 // distrusts reports whether gRPC's text is about a handshake that was refused.
 func distrusts(s string) bool {

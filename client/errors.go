@@ -333,7 +333,7 @@ func neverConnected(s string) bool {
 // plainDialText takes gRPC's wrapping off the reason a connection failed for.
 func plainDialText(s string) string {
 	if strings.Contains(s, "error reading server preface") && !strings.Contains(s, "tls: ") {
-		return "the connection was taken, and nobody answered on it as gRPC does: is it a port with TLS, or of something else, or does its process hang?"
+		return "the connection was taken, and nobody answered on it as gRPC does: " + noGRPC
 	}
 	for _, cut := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "error while dialing: ", "Error while dialing: "} {
 		if _, after, ok := strings.Cut(s, cut); ok {
