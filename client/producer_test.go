@@ -446,8 +446,8 @@ func TestProducer_brokenStreamLeavesUnknown(t *testing.T) {
 		f.onProduce = func(n int, _ *runnelv1.ProduceRequest) action {
 			switch n {
 			case 4:
-				return action{drop: true} // stored, and nobody hears of it
-			case 5:
+				return action{dropKill: errBroken} // stored, and nobody hears of it
+			case 6:
 				return action{kill: errBroken}
 			}
 			return action{}
