@@ -199,10 +199,12 @@ func (k partitionKey) ref() *runnelv1.PartitionRef {
 	return &runnelv1.PartitionRef{Topic: k.topic, Partition: &k.partition}
 }
 
+// request is how to read on from here. It is sent when a may be elsewhere already,
+// so nothing in it is a's own.
 func (a *assigned) request() *runnelv1.FetchPartition {
 	f := &runnelv1.FetchPartition{Topic: a.topic, Partition: &a.partition, Tag: a.ask}
 	if a.id != "" {
-		f.TopicId = &a.id
+		f.TopicId = new(a.id)
 	}
 	if a.next == noOffset {
 		f.Start = &runnelv1.FetchPartition_Position{Position: runnelv1.Position_POSITION_EARLIEST}
@@ -210,10 +212,10 @@ func (a *assigned) request() *runnelv1.FetchPartition {
 		f.Start = &runnelv1.FetchPartition_Offset{Offset: a.next}
 	}
 	if a.stop != noOffset {
-		f.StopOffset = &a.stop
+		f.StopOffset = new(a.stop)
 	}
 	if a.epoch != noOffset {
-		f.LastEpoch = &a.epoch
+		f.LastEpoch = new(a.epoch)
 	}
 	return f
 }
