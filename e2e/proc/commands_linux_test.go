@@ -116,6 +116,9 @@ func metricsInDocs(g *Group) func(t *testing.T) {
 		eventually(t, "each metric that docs/operations.md names is there", func() bool {
 			have := metricsOf(t, g)
 			return !slices.ContainsFunc(rows, func(row []string) bool {
+				if row[1] == "consumer_group_uncommitted_partitions" || row[1] == "consumer_group_beyond_end_partitions" {
+					return false // of groups that have such partitions only
+				}
 				missing := !strings.Contains(have, "\n# TYPE runnel_"+row[1]+" ")
 				if missing {
 					t.Logf("no /metrics has %s", row[1])

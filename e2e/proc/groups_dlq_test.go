@@ -88,7 +88,7 @@ func TestGrpcurl_commit(t *testing.T) {
 	t.Parallel()
 	n := dev(t, Dev{})
 	answers(t, grpcurl(t, n, "runnel.v1.AdminService/CreateTopics", `{"topics":[{"name":"txns","partitions":8}]}`))
-	answers(t, grpcurl(t, n, "runnel.v1.LogService/Produce", `{"topic":"txns","text_records":[{"key":"acct-1","value":"hello"}]}`))
+	answers(t, grpcurl(t, n, "runnel.v1.LogService/Produce", `{"topic":"txns","partition":0,"text_records":[{"key":"acct-1","value":"hello"}]}`))
 	as := answers(t, grpcurl(t, n, "runnel.v1.LogService/Commit", `{"group":"g","offsets":[{"topic":"txns","partition":0,"offset":1}]}`))
 	if got := dig(t, as[0], "results", 0, "offset"); got != "1" {
 		t.Errorf("answered %v", as)
