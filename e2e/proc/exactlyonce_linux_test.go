@@ -146,7 +146,7 @@ func TestExactlyOnce(t *testing.T) {
 	}
 	hurt(ctx, t, g)
 	for ws[1].unknowns() < 20 && ctx.Err() == nil { // where little goes on, little is lost
-		quiet(ctx, 50*time.Millisecond)
+		sleep(ctx, 50*time.Millisecond)
 	}
 	close(stop)
 	wait.Wait()
@@ -185,23 +185,14 @@ func TestExactlyOnce(t *testing.T) {
 func hurt(ctx context.Context, t *testing.T, g *Group) {
 	t.Helper()
 	for _, b := range g.Brokers[:2] {
-		quiet(ctx, time.Second)
+		sleep(ctx, time.Second)
 		b.Kill()
-		quiet(ctx, 500*time.Millisecond)
+		sleep(ctx, 500*time.Millisecond)
 		if err := b.Restart(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	quiet(ctx, 500*time.Millisecond)
-}
-
-func quiet(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	sleep(ctx, 500*time.Millisecond)
 }
 
 // readNumbers returns what every partition of a topic holds.
