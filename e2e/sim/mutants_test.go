@@ -22,10 +22,6 @@ func mutations() []mutation {
 // groupMutations are those of what consumer groups go by.
 func groupMutations() []mutation {
 	return []mutation{
-		{"a-lease-never-ends", "TestClusters", []edit{
-			{"client/group_part.go", "	if time.Now().Before(g.lease) {\n", "	if !g.lease.IsZero() {\n"},
-			{"client/group_join.go", "		if wait := time.Until(lease); member && !out {\n", "		if wait := max(time.Hour, time.Until(lease)); member && !out {\n"},
-		}},
 		{"a-partition-has-two-owners", "TestClusters", []edit{
 			{"broker/group/settle.go", "		if g.owners[p] == nil && g.held[p] == 0 {\n", "		if g.held[p] == 0 {\n"},
 		}},
