@@ -273,6 +273,44 @@ func TestProducer_frozenSeed(t *testing.T) {
 	})
 }
 
+// A client that sends everything through its seeds leaves one that falls silent, long
+// before its connection is found dead.
+func TestProxied_frozenSeed(t *testing.T) {
+	for name, opts := range map[string][]client.ProducerOption{"idempotent": nil, "not idempotent": {client.WithoutIdempotence()}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeCluster(t, 2, map[string]int{"t": 1})
+				c := f.known(t, client.WithRouting(client.Proxy))
+				p := producer(t, c, opts...)
+				r := newReader(t, c)
+				assign(t, r, client.Assignment{Topic: "t"})
+				y := newTally()
+				send(t, p, y, 0, 100)
+				flush(t, p)
+				read(t, r, 100)
+				f.locked(func() { f.nodes[0].frozen = true })
+				begun := time.Now()
+				if name != "idempotent" {
+					// Nobody can tell what became of the first one.
+					if _, err := p.ProduceSync(t.Context(), client.Record{Topic: "t", Value: []byte("?")}); !errors.Is(err, client.ErrOutcomeUnknown) {
+						t.Errorf("%v: want an unknown outcome", err)
+					}
+				}
+				send(t, p, y, 100, 200)
+				flush(t, p)
+				if took := time.Since(begun); took > 5*time.Second {
+					t.Errorf("produced after %v", took)
+				}
+				read(t, r, 100)
+				if took := time.Since(begun); took > 8*time.Second {
+					t.Errorf("read after %v", took)
+				}
+				y.check(t, 200, 0, 0)
+			})
+		})
+	}
+}
+
 // A reader keeps its place, and every record is read once, while leaders move.
 func TestReader_leaderMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
