@@ -94,10 +94,12 @@ func acquaint(t *testing.T, f *fakeBroker, p *client.Producer, y *tally) (sent i
 	return 0
 }
 
-// read reads n records and returns their values, sorted.
+// read reads n records, within a minute, and returns their values, sorted.
 func read(t *testing.T, r *client.Reader, n int) (vs []string) {
 	t.Helper()
-	for rec, err := range r.Records(t.Context()) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for rec, err := range r.Records(ctx) {
 		if err != nil {
 			t.Fatal(err)
 		}
