@@ -285,7 +285,7 @@ type openedKV struct {
 	// sole is whether no other controller can use the store: whoever is written there as active is dead.
 	sole func() bool
 	// yield moves the leadership of etcd from this process to another, if it has it; nil where that makes no sense.
-	yield func() error
+	yield func(ctx context.Context) error
 }
 
 func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
@@ -412,7 +412,7 @@ func (c *Controller) yieldLead(ctx context.Context, kv openedKV) {
 		return
 	}
 	yield := func() {
-		if err := kv.yield(); err != nil && ctx.Err() == nil {
+		if err := kv.yield(ctx); err != nil && ctx.Err() == nil {
 			c.deps.Log.Debug().Err(err).Msg("the leadership of etcd could not be moved to another member")
 		}
 	}
