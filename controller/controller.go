@@ -33,8 +33,10 @@ type Deps struct {
 	// Listen opens a listener; nil: TCP.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
 	// KV is the metadata store to use instead of etcd; the caller closes it.
-	KV  store.KV
-	Log zerolog.Logger
+	KV store.KV
+	// Sole is whether no other controller uses KV.
+	Sole bool
+	Log  zerolog.Logger
 	// Registry takes the metrics, and is what the admin port shows; nil: one of the controller's own.
 	Registry *prometheus.Registry
 	// Dial connects to brokers and other controllers; nil: TCP.
@@ -290,7 +292,7 @@ type openedKV struct {
 
 func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 	idle := func(ctx context.Context) error { <-ctx.Done(); return nil }
-	shared := func() bool { return false }
+	shared := func() bool { return c.deps.Sole }
 	e := c.cfg.Etcd
 	switch {
 	case c.deps.KV != nil:
