@@ -154,6 +154,9 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, closeListener(lis), closeListener(admin)) }()
 	kv, err := c.openKV(ctx)
 	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			return nil // it was told to stop before it had begun
+		}
 		return err
 	}
 	// The store closes last: a tenure is resigned in it.
@@ -175,8 +178,11 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	return c.run(ctx, s, kv, lis, admin)
 }
 
-// storePatience is how long the store may be silent at the start before that is told.
-const storePatience = 2 * time.Second
+const (
+	// storePatience is how long the store may be silent at the start before that is told.
+	storePatience = 2 * time.Second
+	storeSilent   = "the metadata store does not answer; trying again"
+)
 
 // clusterID asks the store for the cluster's id until it answers: it may be about to be started. Why it does not is in the log.
 func (c *Controller) clusterID(ctx context.Context, s *store.Store) (uuid.UUID, error) {
@@ -188,7 +194,7 @@ func (c *Controller) clusterID(ctx context.Context, s *store.Store) (uuid.UUID, 
 		if err == nil || !silent {
 			return id, err
 		}
-		c.deps.Log.Warn().Err(err).Strs("endpoints", c.cfg.Etcd.Endpoints).Msg("the metadata store does not answer; trying again")
+		c.deps.Log.Warn().Err(err).Strs("endpoints", c.cfg.Etcd.Endpoints).Msg(storeSilent)
 	}
 }
 
@@ -290,6 +296,20 @@ type openedKV struct {
 	yield func(ctx context.Context) error
 }
 
+// connect connects to an external etcd, which may be about to be started.
+func (c *Controller) connect(ctx context.Context, ext store.External) (*store.Etcd, error) {
+	for {
+		kv, err := store.Connect(ext, c.deps.Log)
+		if !errors.Is(err, store.ErrAway) {
+			return kv, err
+		}
+		c.deps.Log.Warn().Err(err).Strs("endpoints", ext.Endpoints).Msg(storeSilent)
+		if !lifecycle.Wait(ctx, storePatience/2) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
 func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 	idle := func(ctx context.Context) error { <-ctx.Done(); return nil }
 	shared := func() bool { return c.deps.Sole }
@@ -302,7 +322,7 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 		if err != nil {
 			return openedKV{}, err
 		}
-		kv, err := store.Connect(ext, c.deps.Log)
+		kv, err := c.connect(ctx, ext)
 		if err != nil {
 			return openedKV{}, err
 		}
