@@ -27,14 +27,19 @@ func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead boo
 // applyToken needs the writing token.
 func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.topic.Store(t)
-	p.log.SetConfig(logConfig(t, mp))
 	p.mu.Lock()
 	role, epoch, stopped := p.core.role, p.core.epoch, p.stopped
 	p.known = *mp
 	p.mu.Unlock()
-	switch {
-	case stopped != nil:
+	if stopped != nil {
 		return nil
+	}
+	// Before anything is counted by another flush mode, here or by the leader.
+	if err := p.log.SetConfig(logConfig(t, mp)); err != nil {
+		p.stand(idle, mp, session)
+		return p.changeFailed("change the configuration of", err)
+	}
+	switch {
 	case !mayLead || mp.Leader != p.host.self:
 		p.yield(mp, session)
 		return p.vouch(mp, mayLead)
@@ -92,13 +97,17 @@ func (p *Partition) keepFlushingLocked() {
 
 // yield stops leading, or following another.
 func (p *Partition) yield(mp *metadata.Partition, session uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
 	r := idle
 	if mp.Leader != metadata.NoBroker && mp.Leader != p.host.self {
 		r = following
 	}
+	p.stand(r, mp, session)
+}
+
+func (p *Partition) stand(r role, mp *metadata.Partition, session uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
 	if p.core.stand(r, mp, session) {
 		p.noteLocked(p.ackNote)
 		p.ackNote = nil

@@ -85,14 +85,24 @@ type checkpoint struct {
 	// lastAppendMs is a floor for the next append time.
 	lastAppendMs int64
 	suspicion    Suspicion
+	// synced: whatever the log was counted for, its disk had, for as long as it
+	// says so; see [FlushSync].
+	synced bool
 }
 
+// syncedBit says so in the word of the suspicion.
+const syncedBit = 1 << 32
+
 func encodeCheckpoint(c *checkpoint) []byte {
+	last := uint64(c.suspicion)
+	if c.synced {
+		last |= syncedBit
+	}
 	b := []byte(checkpointMagic)
 	b = binary.LittleEndian.AppendUint32(b, checkpointVersion)
 	for _, v := range []uint64{
 		c.seq, uint64(c.recoveryPoint), uint64(c.highWatermark), uint64(c.logStart),
-		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), uint64(c.suspicion),
+		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), last,
 	} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
@@ -119,6 +129,7 @@ func parseSlot(b []byte) (c checkpoint, ok bool, err error) {
 		cleanedTo:     record.Offset(field(5)),
 		lastAppendMs:  field(6),
 		suspicion:     Suspicion(field(7)),
+		synced:        field(7)&syncedBit != 0,
 	}
 	valid := c.recoveryPoint >= 0 && c.highWatermark >= 0 && c.logStart >= 0 && c.purgedTo >= 0 && c.cleanedTo >= 0
 	return c, valid, nil

@@ -64,6 +64,8 @@ type Log struct {
 	// checkpointing is held by who writes side files, and guards kept.
 	checkpointing turn
 	kept          kept
+	// saysSynced is what the checkpoint was made to say of the flush mode.
+	saysSynced atomic.Bool
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -110,6 +112,7 @@ type kept struct {
 	checkpoint checkpoint
 	epochs     *epochList // as in the file; compared by identity
 	suspicion  Suspicion
+	synced     bool
 }
 
 // OpenLog opens the log in dir, and makes it when there is none. It must not
@@ -129,7 +132,8 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	if l.idle == nil {
 		l.idle = NewIdleFiles(defaultIdleFiles)
 	}
-	l.SetConfig(cfg)
+	cfg = cfg.withDefaults()
+	l.config.Store(&cfg)
 	if err := l.failed.Err(); err != nil {
 		return nil, Recovery{}, err
 	}
@@ -149,10 +153,44 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	return l, report, nil
 }
 
-// SetConfig changes how the log is kept from now on.
-func (l *Log) SetConfig(cfg Config) {
+// SetConfig changes how the log is kept from now on. With another [FlushMode] it
+// is durable when SetConfig returns what the log may be counted for after a power
+// cut; nothing that is appended later is to be counted by the new mode before that.
+func (l *Log) SetConfig(cfg Config) error {
 	cfg = cfg.withDefaults()
 	l.config.Store(&cfg)
+	if l.saysSynced.Load() == (cfg.Flush == FlushSync) {
+		return nil
+	}
+	return l.keepMode()
+}
+
+// keepMode makes the checkpoint say whether all that the log is counted for is on
+// its disk.
+func (l *Log) keepMode() error {
+	synced := l.Config().Flush == FlushSync
+	if synced {
+		if err := l.Sync(); err != nil { // what was counted before
+			return err
+		}
+	}
+	l.checkpointing.take()
+	defer l.checkpointing.give()
+
+	if err := l.usable(); err != nil {
+		return err
+	}
+	l.kept.synced = synced
+	if synced != l.kept.checkpoint.synced {
+		err := l.checkpointLocked()
+		// One that can't be written yet says less than it could, as long as it is
+		// not to be believed less.
+		if err != nil && !(synced && errors.Is(err, ErrStorageFull)) {
+			return err
+		}
+	}
+	l.saysSynced.Store(synced)
+	return nil
 }
 
 // Config returns the configuration in force, defaults filled in.
@@ -385,7 +423,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	}
 	next.logStart = start
 	next.highWatermark = record.Offset(l.highWatermark.Load())
-	next.suspicion = l.kept.suspicion
+	next.suspicion, next.synced = l.kept.suspicion, l.kept.synced
 	next.purgedTo, next.cleanedTo = record.Offset(l.purgedTo.Load()), record.Offset(l.cleanedTo.Load())
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())

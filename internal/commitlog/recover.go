@@ -29,6 +29,9 @@ type Recovery struct {
 	// Spoiled: they are more than the beginning of one batch, which is all that
 	// a process leaves of an append in which it was killed.
 	Spoiled bool
+	// Synced: all that the log was counted for when it was last open was on its
+	// disk, whatever its mode is now.
+	Synced bool
 	// Damage are the offsets below the end that cannot be read.
 	Damage []Range
 	// Suspicion is why the log may miss what was acknowledged, whoever
@@ -212,7 +215,7 @@ func (r *recovery) begin() {
 	}
 	r.report.LogStart, r.report.HighWatermark = r.kept.logStart, r.kept.highWatermark
 	r.report.RecoveryPoint = r.kept.recoveryPoint
-	r.report.Suspicion = r.kept.suspicion
+	r.report.Suspicion, r.report.Synced = r.kept.suspicion, r.kept.synced
 }
 
 // loadIndexes takes over the indexes whose size may be right. Of a sealed

@@ -258,7 +258,7 @@ func (r *recovery) keep() error {
 		return err
 	}
 	l.kept.checkpoint = r.kept
-	l.kept.suspicion = r.report.Suspicion
+	l.kept.suspicion, l.kept.synced = r.report.Suspicion, r.kept.synced
 	if !r.inFile {
 		c := r.kept
 		c.recoveryPoint = 0

@@ -167,13 +167,16 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config, made bool) (*Log,
 	if err != nil {
 		return nil, rec, err
 	}
-	if made || rec.Suspicion != NotSuspect {
-		return log, rec, nil
+	if !made && rec.Suspicion == NotSuspect {
+		if rec.Suspicion = suspicion(start, &rec); rec.Suspicion != NotSuspect {
+			err = log.SetSuspicion(rec.Suspicion)
+		}
 	}
-	if rec.Suspicion = suspicion(start, cfg, &rec); rec.Suspicion == NotSuspect {
-		return log, rec, nil
+	if err == nil {
+		// Only now: what it said until here was judged.
+		err = log.keepMode()
 	}
-	if err := log.SetSuspicion(rec.Suspicion); err != nil {
+	if err != nil {
 		return nil, rec, errors.Join(err, log.Close())
 	}
 	return log, rec, nil
@@ -181,13 +184,13 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config, made bool) (*Log,
 
 // suspicion says why a log that holds all that was durable may yet miss what was
 // acknowledged.
-func suspicion(start Start, cfg Config, rec *Recovery) Suspicion {
+func suspicion(start Start, rec *Recovery) Suspicion {
 	// Within one boot the page cache keeps all that was written, so that there is
 	// one explanation only for a tail that is not as it was written.
 	if cut := rec.TornBytes > 0; cut && (start.Clean || start.SameBoot && rec.Spoiled) {
 		return SuspectTail
 	}
-	if start.Trusted() || cfg.Flush == FlushSync && !start.Copied {
+	if start.Trusted() || rec.Synced && !start.Copied {
 		return NotSuspect
 	}
 	return SuspectOther
