@@ -165,7 +165,7 @@ func metadataMutations() []mutation {
 		}},
 		{"13-the-ELR-outlives-the-minimum", "TestStoryMinimumIsLowered", []edit{
 			{proposeFile, "	p.ISR = isr\n", "	same := slices.Equal(p.ISR, isr)\n	p.ISR = isr\n"},
-			{proposeFile, "	if len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
+			{proposeFile, "	if p.Leader != NoLeader && len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
 		}},
 		// What keeps this rule: the order of work, a registration that waits for
 		// its fence, and a look at what is left. Small steps take the place of a
@@ -179,6 +179,12 @@ func metadataMutations() []mutation {
 		}},
 		{"another-minimum-empties-any-ELR", "TestStoryMinimumChangesWhileOneStands", []edit{
 			{settleFile, "	next.MinISR, next.Sync = t.demand(p)\n", "	next.MinISR, next.Sync = t.demand(p)\n	if next.MinISR != p.MinISR {\n		next.ELR = nil\n	}\n"},
+		}},
+		{"a-lower-minimum-empties-the-ELR-of-the-leaderless", "TestStoryDiskCountsFromNowOn", []edit{
+			{proposeFile, "p.Leader != NoLeader && len(p.ISR)", "len(p.ISR)"},
+		}},
+		{"a-log-is-trusted-by-the-present-flush-mode", "TestStoryDiskCountsFromNowOn", []edit{
+			{"internal/commitlog/root_partition.go", "suspicion(start, &rec)", "suspicion(start, &Recovery{Synced: cfg.Flush == FlushSync})"},
 		}},
 		{"suspect-copies-stay-eligible", "TestStoryEligibleReplicaLosesItsEnd", []edit{
 			{brokersFile, "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", ""},
