@@ -51,6 +51,8 @@ type recovery struct {
 	report Recovery
 	kept   checkpoint
 	found  bool // kept is what the checkpoint file says
+	young  bool // that there is no checkpoint means nothing
+	blank  bool // the directory is empty: the log is made
 	inFile bool // the checkpoint file can be written in place
 
 	segments []*segment
@@ -92,11 +94,11 @@ type envelope struct {
 }
 
 // open recovers the log.
-func (l *Log) open(clean bool) (Recovery, error) {
+func (l *Log) open(opts OpenOptions) (Recovery, error) {
 	if err := vfs.MkdirAllSynced(l.fs, l.dir); err != nil {
 		return Recovery{}, l.check(err)
 	}
-	r := &recovery{l: l, fileSize: map[*segment]int64{}}
+	r := &recovery{l: l, young: opts.Young, fileSize: map[*segment]int64{}}
 	l.events = func(e Event) { r.report.Events = append(r.report.Events, e) }
 	if err := r.clearWay(); err != nil {
 		return Recovery{}, err
@@ -111,7 +113,7 @@ func (l *Log) open(clean bool) (Recovery, error) {
 		return Recovery{}, err
 	}
 	sound := false
-	if clean && r.found {
+	if opts.Clean && r.found {
 		var err error
 		if sound, err = r.trust(); err != nil {
 			return Recovery{}, err
@@ -153,6 +155,7 @@ func (r *recovery) survey() (err error) {
 			return err
 		}
 	}
+	r.blank = len(entries) == 0
 	indexes := map[record.Offset]int64{}
 	for _, e := range entries {
 		if base, ok := parseSegmentName(e.Name, indexSuffix); ok {
@@ -193,13 +196,14 @@ func (r *recovery) begin() {
 	switch {
 	case r.found:
 		r.mark = r.kept.recoveryPoint
-	case data:
+	case data && !r.young:
 		r.mark = unknownMark
 		r.kept.logStart = r.segments[0].base
 		r.kept.suspicion = SuspectNoCheckpoint
 		r.event(EventCheckpointLost, checkpointName, 0, "all of the log is read")
 	case len(r.segments) > 0:
-		// A crash in the making of the log: nothing was ever in it.
+		// A crash in the making of the log: nothing was ever in it, or a young
+		// one's batches, of which no checkpoint says anything.
 		r.kept.logStart = r.segments[0].base
 		r.mark = r.kept.logStart
 	}

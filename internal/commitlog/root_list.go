@@ -22,11 +22,14 @@ import (
 // root, and again when it may lack something; it only grows, and is durable before
 // a log is handed out:
 //
-//	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 1f00c1a2
-//	aaaaaaaa-0000-4000-8000-000000000001/0 52a0b1c4
-//	opened 8813d0e7
+//	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 9f076527
+//	aaaaaaaa-0000-4000-8000-000000000001/0 new 8a51a7bb
+//	opened 442ba39a
+//	aaaaaaaa-0000-4000-8000-000000000001/0 1c8bac3e
 //
-// Each line ends in the CRC-32C of all texts up to it. "opened" says that by
+// Each line ends in the CRC-32C of all texts up to it. "new" is a partition that
+// was made, and of whose log no checkpoint need be durable yet; see
+// [OpenOptions.Young]. The last line of a partition counts. "opened" says that by
 // then every replica that the cluster expected here was named: before, the
 // broker may have had them on a disk that is gone.
 //
@@ -44,14 +47,15 @@ type partitionList struct {
 
 	// mu guards the fields below.
 	mu     sync.Mutex
-	named  map[string]bool
-	wanted map[string]bool // to be written by whoever has the turn next
+	named  map[string]bool // true: without listNew
+	wanted map[string]bool // texts to be written by whoever has the turn next
 	counts bool            // neverHeld may speak: all that ever was here is named
 }
 
 const (
 	listName   = "runnel.partitions"
 	listOpened = "opened"
+	listNew    = " new"
 )
 
 func listHeader(directory uuid.UUID) string {
@@ -83,7 +87,13 @@ func (r *Root) makeList() error {
 
 // encodeList returns a whole list, and the checksum of its texts.
 func encodeList(directory uuid.UUID, named map[string]bool) (data []byte, sum uint32) {
-	texts := slices.Collect(maps.Keys(named))
+	var texts []string
+	for name, grown := range named {
+		if !grown {
+			name += listNew
+		}
+		texts = append(texts, name)
+	}
 	sortListTexts(texts)
 	data, sum = appendListLine(nil, 0, listHeader(directory))
 	for _, t := range texts {
@@ -134,9 +144,25 @@ func (r *Root) loadList() error {
 		r.listDoubted = true
 		return nil
 	}
+	if !r.start.Clean {
+		// Of what is read, some may have been written by a process that was killed
+		// before it synced it.
+		if err := l.sync(); err != nil {
+			return r.failure.Check(err)
+		}
+	}
 	l.counts = r.start.Trusted() && l.named[listOpened]
 	r.list = l
 	return nil
+}
+
+func (l *partitionList) sync() (err error) {
+	f, err := l.fs.Open(l.path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return f.Sync()
 }
 
 // parseList returns the texts of the lines up to the first bad one, and how many
@@ -165,15 +191,20 @@ func (l *partitionList) adopt(data []byte, texts []string) {
 		_, l.sum = appendListLine(nil, l.sum, t)
 	}
 	for _, t := range texts[1:] {
-		l.named[t] = true
+		l.enter(t)
 	}
+}
+
+func (l *partitionList) enter(text string) {
+	name, isNew := strings.CutSuffix(text, listNew)
+	l.named[name] = !isNew
 }
 
 // unnamed finds a partition that holds something and is not in the list: then
 // the list lacks lines that it had.
 func (r *Root) unnamed(l *partitionList) (why string) {
 	for id, d := range r.found {
-		if l.named[id.String()] {
+		if l.isNamed(id) {
 			continue
 		}
 		entries, err := r.fs.ReadDir(d.Path)
@@ -198,29 +229,27 @@ func (l *partitionList) neverHeld(id PartitionID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return l.counts && !l.named[id.String()]
+	_, named := l.named[id.String()]
+	return l.counts && !named
 }
 
-// name enters a partition, or [listOpened], durably. Those that come together
+// name enters partitions, with or without [listNew], or [listOpened], durably. Those that come together
 // share a sync.
-func (l *partitionList) name(text string) error {
-	if l == nil || l.isNamed(text) {
+func (l *partitionList) name(texts ...string) error {
+	if l == nil || !l.want(texts) {
 		return nil
 	}
-	l.mu.Lock()
-	l.wanted[text] = true
-	l.mu.Unlock()
 	l.turn.take()
 	defer l.turn.give()
 
-	if l.isNamed(text) {
+	if !l.want(texts) {
 		return nil // with somebody else's
 	}
+	all := slices.Contains(texts, listOpened)
+	texts = nil
 	l.mu.Lock()
-	l.wanted[text] = true
-	var texts []string
 	for t := range l.wanted {
-		if t != listOpened || text == listOpened {
+		if t != listOpened || all {
 			texts = append(texts, t)
 		}
 	}
@@ -233,17 +262,48 @@ func (l *partitionList) name(text string) error {
 	defer l.mu.Unlock()
 
 	for _, t := range texts {
-		l.named[t] = true
+		l.enter(t)
 		delete(l.wanted, t)
 	}
 	return nil
 }
 
-func (l *partitionList) isNamed(text string) bool {
+// want notes which of texts are not in force, and reports whether any is not.
+func (l *partitionList) want(texts []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return l.named[text]
+	some := false
+	for _, t := range texts {
+		name, isNew := strings.CutSuffix(t, listNew)
+		if grown, named := l.named[name]; !named || grown == isNew {
+			l.wanted[t], some = true, true
+		}
+	}
+	return some
+}
+
+func (l *partitionList) isNamed(id PartitionID) bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	_, named := l.named[id.String()]
+	return named
+}
+
+// isNew reports whether no checkpoint of a partition's log need be durable.
+func (l *partitionList) isNew(id PartitionID) bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	grown, named := l.named[id.String()]
+	return named && !grown
 }
 
 func (l *partitionList) writeInTurn(texts []string) (err error) {
