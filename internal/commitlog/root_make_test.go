@@ -444,3 +444,25 @@ func TestRoot_lostCheckpoint(t *testing.T) {
 		}
 	})
 }
+
+// A checkpoint that is made anew for a log that lost it is as durable as what is
+// written to it.
+func TestOpenLog_newCheckpointIsDurable(t *testing.T) {
+	m := vfs.NewMem()
+	open := func(m *vfs.Mem) (*commitlog.Log, commitlog.Recovery) {
+		log, rec, err := commitlog.OpenLog(m, "/log", syncConfig(), commitlog.OpenOptions{})
+		rootMust(t, err)
+		return log, rec
+	}
+	log, _ := open(m)
+	mustAppend(t, log, "a")
+	rootMust(t, log.Close(), m.Remove("/log/checkpoint"), m.SyncDir("/log"))
+	log, rec := open(m)
+	if rec.Suspicion != commitlog.SuspectNoCheckpoint {
+		t.Fatalf("%+v", rec)
+	}
+	rootMust(t, log.SetSuspicion(commitlog.NotSuspect))
+	if _, rec := open(powerCut(m, 1, 0)); rec.Suspicion != commitlog.NotSuspect {
+		t.Errorf("after a power cut: %+v", rec)
+	}
+}
