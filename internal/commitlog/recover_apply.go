@@ -270,13 +270,8 @@ func (r *recovery) keep() error {
 		l.kept.checkpoint = c
 		l.loose.Store(true)
 	}
-	if r.young {
-		// Nor is it known that anything else of it is durable.
-		l.entriesMade++
-		l.loose.Store(true)
-	}
 	if r.young && r.blank {
-		return nil
+		return nil // nothing relies on it before it is durable
 	}
 	err := l.checkpointLocked()
 	if errors.Is(err, ErrStorageFull) && r.inFile {
