@@ -80,6 +80,32 @@ func TestReplicate_durable(t *testing.T) {
 	})
 }
 
+// A partition whose replicas counted what is written comes to count what is
+// durable, and nothing is appended: who had not made it durable does so now.
+func TestReplicate_durableFromNowOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.append(1, 3)
+		r.pull(2, 3)
+		r.part.Flush, r.part.MinIsr = bySync, 1
+		r.part.PartitionEpoch++
+		r.tell()
+		for range 30 {
+			time.Sleep(time.Second)
+			r.ack(r.nodes[2])
+			r.ack(r.nodes[3])
+		}
+		if n := r.settle(1); n > 0 {
+			t.Errorf("idle followers were found to be behind: %d proposals, the ISR is %v", n, r.part.GetIsr())
+		}
+		for _, n := range r.nodes[2:] {
+			if a, ok := n.p.FollowerAck(n.sub); !ok || a.Durable != 3 || n.p.log.Durable() != 3 {
+				t.Errorf("broker %d acknowledges %+v, %t; the disk has what is below %d", n.id, a, ok, n.p.log.Durable())
+			}
+		}
+	})
+}
+
 func TestISR_shrinksAndGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTrio(t, nil)

@@ -82,7 +82,8 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 }
 
 // keepFlushingLocked asks for a flusher when only that can move the high
-// watermark.
+// watermark, here or at the leader: no further append may come to ask for one,
+// and what else makes the log durable tells nobody.
 func (p *Partition) keepFlushingLocked() {
 	if p.core.sync && p.core.own.durable < p.core.own.written {
 		p.flushLocked()
@@ -104,6 +105,7 @@ func (p *Partition) yield(mp *metadata.Partition, session uint64) {
 	}
 	p.refusal = notLeader(p.host.store.Load(), p.Topic(), p.number, mp)
 	p.publishLocked()
+	p.keepFlushingLocked()
 }
 
 // vouch lifts a suspicion from a replica that has caught up: it is of the ISR

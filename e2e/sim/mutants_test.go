@@ -103,6 +103,9 @@ func replicationMutations() []mutation {
 		{"what-is-written-counts-for-what-is-durable", "TestClusters", []edit{
 			{coreFile, "	if c.sync {\n		return min(p.durable, p.written)\n	}\n", ""},
 		}},
+		{"a-follower-says-durable-of-what-it-wrote", "TestClusters", []edit{
+			{followerFile, "Durable: min(c.own.durable, c.own.written), LogStart", "Durable: c.own.written, LogStart"},
+		}},
 		{"a-diverging-log-is-not-cut", "TestStoryDivergingLogIsCut", []edit{
 			{
 				followerFile, "		do = change{kind: truncate, to: min(end, a.End)}\n",

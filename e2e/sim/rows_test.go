@@ -70,7 +70,7 @@ func brokerRows() []row {
 		{27, "the power of one is cut while the others are paused", map[string][]string{inSim: {"TestStoryPowerCutAmongTheIsolated"}}, ""},
 		{28, "a broker comes back with an empty disk, or another's", map[string][]string{inSim: {"TestStoryEmptyDisk"}, inLog: {"TestOpenRoot_refusesWhatIsNotItsOwn"}}, ""},
 		{29, "a bit flips", map[string][]string{inSim: {"TestStoryBitFlip"}, inPartition: {"TestDamage"}, inLog: {"TestRecovery_bitFlips"}}, ""},
-		{30, "files are cut short", map[string][]string{inLog: {"TestRecovery_missingSegment", "TestRecovery_oneSlotIsEnough", "TestRecovery_epochsAreRebuilt"}}, ""},
+		{30, "files are cut short", map[string][]string{inLog: {"TestRecovery_filesCutShort", "TestRecovery_missingSegment", "TestRecovery_oneSlotIsEnough", "TestRecovery_epochsAreRebuilt"}}, ""},
 		{31, "a batch is torn", map[string][]string{inSim: {"TestClusters"}, inLog: {"TestLog_powerCutAtEverySyncPoint"}}, ""},
 		{32, "a sync fails", map[string][]string{inSim: {"TestStoryDiskFails", "TestClusters"}, inBroker: {"TestDiskFails"}}, ""},
 		{34, "a disk is full", map[string][]string{inSim: {"TestClusters"}, inProc: {"TestFullDisk"}}, ""},
@@ -87,7 +87,7 @@ func storeRows() []row {
 		{53, "etcd is full", map[string][]string{inController: {"TestFullStore_is_reported"}}, ""},
 		{54, "replicas are moved, and moved back", nil, "replicas can't be moved yet"},
 		{55, "a topic is deleted and made again while brokers are down", map[string][]string{inSim: {"TestStoryTopicComesBack"}}, ""},
-		{58, "records are deleted while leaders change", map[string][]string{inSim: {"TestClusters"}}, ""},
+		{58, "records are deleted while leaders change", map[string][]string{inSim: {"TestClusters", "TestStoryDeletedRecordsStayAway"}}, ""},
 	}
 }
 
