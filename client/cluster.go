@@ -304,8 +304,33 @@ func (k *cluster) watch(ctx context.Context) (told bool, err error) {
 }
 
 // doubt makes other brokers be asked, because one that is waited for is silent:
-// if it is the one that should tell of its own end, nobody does.
-func (k *cluster) doubt() { poke(k.doubted) }
+// if it is the one that should tell of its own end, nobody does. Where nothing is
+// watched, nobody asks but who doubts.
+func (k *cluster) doubt() {
+	if k.c.opts.routing != Proxy {
+		poke(k.doubted)
+		return
+	}
+	select {
+	case k.asking <- struct{}{}:
+	default:
+		return // somebody asks
+	}
+	begun := k.c.start(func(ctx context.Context) {
+		k.askAround(ctx)
+		<-k.asking
+	})
+	if !begun {
+		<-k.asking
+	}
+}
+
+// leftSilent reports whether a stream to p that began when the seeds had moved so
+// often leads to a broker that has fallen silent, while they begin with another one.
+// Its connection would be found dead long after.
+func (k *cluster) leftSilent(p place, moves int64) bool {
+	return p == viaSeed && k.moves.Load() != moves
+}
 
 // askAround asks all brokers that are known. It is false when the one that is
 // watched does not answer and another one does: then the seeds begin with that.

@@ -10,8 +10,8 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 )
 
-// errSilent is why a question is asked again: its broker answers nothing, and
-// another one does.
+// errSilent is why a question is asked again, or a stream given up: its broker
+// answers nothing, and another one does.
 var errSilent = errors.New("the broker has fallen silent")
 
 // questions are the calls through one of the seeds. One whose broker has fallen
