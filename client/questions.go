@@ -16,13 +16,14 @@ var errSilent = errors.New("the broker has fallen silent")
 
 // questions are the calls through one of the seeds. One whose broker has fallen
 // silent is asked again at another one where that changes nothing; any other waits on,
-// since it may have been done. What a broker refuses because it knows nothing of the
-// cluster itself is asked again at one that does.
+// since it may have been done. A change that was certainly not made, because its broker
+// is cut off from the controllers, is asked for once more where one is that is not. What
+// a broker refuses because it knows nothing of the cluster is asked again at one that does.
 type questions struct{ c *Client }
 
 // Invoke implements grpc.ClientConnInterface.
 func (q questions) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	for {
+	for moved := false; ; {
 		at := q.c.cluster.moves.Load()
 		one, cancel := context.WithCancelCause(ctx)
 		var doubting sync.WaitGroup
@@ -35,13 +36,23 @@ func (q questions) Invoke(ctx context.Context, method string, args, reply any, o
 		cancel(nil)
 		doubting.Wait()
 		switch {
-		case err == nil || ctx.Err() != nil:
+		case err == nil, ctx.Err() != nil:
 			return err
 		case errors.Is(context.Cause(one), errSilent):
-		case !uninformed(err) || !q.c.cluster.movesOn(ctx, at):
+		case uninformed(err) && q.c.cluster.movesOn(ctx, at):
+		case !moved && unmade(err) && q.c.cluster.elsewhere(ctx):
+			moved = true
+		default:
 			return err
 		}
 	}
+}
+
+// unmade reports whether an error says that a change was not made because there was
+// no controller to make it.
+func unmade(err error) bool {
+	e, ok := asError(rpcError(err))
+	return ok && e.Metadata["changed"] == "no"
 }
 
 // NewStream implements grpc.ClientConnInterface.
@@ -52,7 +63,7 @@ func (q questions) NewStream(ctx context.Context, desc *grpc.StreamDesc, method 
 // uninformed reports whether a broker has done nothing, for it can't tell what there is.
 func uninformed(err error) bool {
 	e, ok := asError(rpcError(err))
-	return ok && !e.OutcomeUnknown && (errors.Is(e, ErrStaleMetadata) || errors.Is(e, ErrControllerUnavailable))
+	return ok && !e.OutcomeUnknown && errors.Is(e, ErrStaleMetadata)
 }
 
 // harmless reports whether a call changes nothing but, at most, takes a producer id
