@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,6 +103,31 @@ func TestReplicate_durableFromNowOn(t *testing.T) {
 			if a, ok := n.p.FollowerAck(n.sub); !ok || a.Durable != 3 || n.p.log.Durable() != 3 {
 				t.Errorf("broker %d acknowledges %+v, %t; the disk has what is below %d", n.id, a, ok, n.p.log.Durable())
 			}
+		}
+	})
+}
+
+// A topic whose replicas counted what is durable comes to count what is written,
+// and the log can't note that: the disk counts on until it can.
+func TestReplicate_durableUntilItIsNoted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Flush, p.MinIsr = bySync, 1 })
+		n := r.nodes[1]
+		n.fault.Inject(vfs.Rule{Ops: vfs.OpOpen, Path: "*checkpoint", Times: -1, Err: syscall.EMFILE})
+		r.part.Flush, r.part.MinIsr = async, 2
+		r.part.PartitionEpoch++
+		r.tell()
+		if in := n.p.Inside(); !in.Leader || !in.Sync || in.MinISR != 2 {
+			t.Errorf("it is not noted that what is written counts: %+v", in)
+		}
+		if in := r.nodes[2].p.Inside(); in.Sync {
+			t.Errorf("it is noted that what is written counts: %+v", in)
+		}
+		n.fault.Clear()
+		time.Sleep(2 * retryEvery)
+		synctest.Wait()
+		if in := n.p.Inside(); !in.Leader || in.Sync {
+			t.Errorf("what is written counts: %+v", in)
 		}
 	})
 }
