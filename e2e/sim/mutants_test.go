@@ -115,6 +115,12 @@ func replicationMutations() []mutation {
 		{"a-power-cut-is-no-suspicion", "TestStoryEligibleReplicaLosesItsEnd", []edit{
 			{"internal/commitlog/root_start.go", "	case r.boot != r.id.BootID:\n", "	case false:\n"},
 		}},
+		{"the-start-says-what-counted-before", "TestStoryMinimumIsLoweredAfterAPowerCut", []edit{
+			{"internal/commitlog/root_partition.go", "cfg.Flush == FlushSync && !rec.Loose && !start.Copied", "cfg.Flush == FlushSync && !start.Copied"},
+		}},
+		{"a-leader-is-always-confirmed", "TestStoryLeaderCutOffTheControllers", []edit{
+			{"broker/partition/partition.go", "	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked)\n", "	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked) || true\n"},
+		}},
 		{"a-failed-disk-is-no-suspicion", "TestStoryDiskFails", []edit{
 			{"internal/commitlog/root_start.go", "	case failed != \"\":\n", "	case false:\n"},
 		}},
