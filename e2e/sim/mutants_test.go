@@ -14,7 +14,9 @@ const (
 )
 
 // mutations are all that the simulation must notice. The numbers up to 10 are
-// those of CORRECTNESS §1.8, from 11 on those of PROTOCOL §6.
+// those of CORRECTNESS §1.8, from 11 on those of PROTOCOL §6. Of the latter 19 and
+// 21 are of compaction, and nothing is compacted here: TestClean_followerAwayTooLong
+// of broker/partition and TestClean_damage of internal/commitlog notice them.
 func mutations() []mutation {
 	return slices.Concat(replicationMutations(), metadataMutations(), groupMutations())
 }
