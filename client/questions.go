@@ -10,18 +10,19 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 )
 
-// errSilent is why a question is asked again: its broker answers nothing, and
-// another one does.
+// errSilent is why a question is asked again, or a stream given up: its broker
+// answers nothing, and another one does.
 var errSilent = errors.New("the broker has fallen silent")
 
 // questions are the calls through one of the seeds. One whose broker has fallen
 // silent is asked again at another one where that changes nothing; any other waits on,
-// since it may have been done.
+// since it may have been done. A change that was certainly not made, because its broker
+// is cut off from the controllers, is asked for once more where one is that is not.
 type questions struct{ c *Client }
 
 // Invoke implements grpc.ClientConnInterface.
 func (q questions) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	for {
+	for moved := false; ; {
 		one, cancel := context.WithCancelCause(ctx)
 		var doubting sync.WaitGroup
 		doubting.Go(func() {
@@ -32,10 +33,23 @@ func (q questions) Invoke(ctx context.Context, method string, args, reply any, o
 		err := q.c.conn.Invoke(one, method, args, reply, opts...)
 		cancel(nil)
 		doubting.Wait()
-		if err == nil || ctx.Err() != nil || !errors.Is(context.Cause(one), errSilent) {
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return err
+		case errors.Is(context.Cause(one), errSilent):
+		case !moved && unmade(err) && q.c.cluster.elsewhere(ctx):
+			moved = true
+		default:
 			return err
 		}
 	}
+}
+
+// unmade reports whether an error says that a change was not made because there was
+// no controller to make it.
+func unmade(err error) bool {
+	e, ok := asError(rpcError(err))
+	return ok && e.Metadata["changed"] == "no"
 }
 
 // NewStream implements grpc.ClientConnInterface.

@@ -94,6 +94,40 @@ func TestQuestions_hangsFromTheStart(t *testing.T) {
 	})
 }
 
+// A change that was not made, because its broker is cut off from the controllers, is
+// asked for where there is one; and only told of where there is none.
+func TestQuestions_changeElsewhere(t *testing.T) {
+	for apart := 1; apart <= 3; apart++ {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeCluster(t, 3, nil)
+			c := f.known(t)
+			f.locked(func() {
+				for _, d := range f.nodes[:apart] {
+					d.apart = true
+				}
+			})
+			begun := time.Now()
+			_, err := c.NewAdmin().CreateTopics(t.Context(), []client.NewTopic{{Name: "n", Partitions: 1}})
+			if took := time.Since(begun); took > 12*time.Second {
+				t.Errorf("%d apart: took %v", apart, took)
+			}
+			if apart == 3 {
+				if e, ok := errors.AsType[*client.Error](err); !ok || e.Metadata["changed"] != "no" || errors.Is(err, client.ErrOutcomeUnknown) {
+					t.Errorf("all apart: %v", err)
+				}
+				return
+			}
+			if err != nil || !f.topic("n") {
+				t.Errorf("%d apart: %v", apart, err)
+			}
+			begun = time.Now()
+			if _, err := c.NewAdmin().CreateTopics(t.Context(), []client.NewTopic{{Name: "m", Partitions: 1}}); err != nil || time.Since(begun) > time.Second {
+				t.Errorf("the next one: %v, after %v", err, time.Since(begun))
+			}
+		})
+	}
+}
+
 // A change that a broker may have made is not asked for again, and its outcome is
 // unknown; what comes after goes elsewhere at once.
 func TestQuestions_frozenChange(t *testing.T) {

@@ -98,7 +98,7 @@ func (l *launcher) launch(ctx context.Context) error {
 			return err
 		}
 		n.plain = func() (*Process, error) { return l.run(m.name, append([]string{args[0]}, args[2:]...)) }
-		n.Internal, n.Etcd = m.listen, m.etcd
+		n.Internal, n.Etcd, n.flags = m.listen, m.etcd, args[2:]
 		n.joining = func(dir, others string) *Node {
 			again := *l
 			again.Dir = dir

@@ -36,6 +36,8 @@ type Node struct {
 	joining func(dir, others string) *Node
 	// plain starts a controller without --bootstrap.
 	plain func() (*Process, error)
+	// flags are those that a controller is started with.
+	flags []string
 }
 
 // Restart starts a node that has ended once more, on the same data and ports,

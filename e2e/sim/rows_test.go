@@ -96,7 +96,7 @@ func clusterRows() []row {
 		{61, "all brokers are killed, and no machine", map[string][]string{inSim: {"TestCaseAllBrokersKilled"}, inProc: {"TestCluster_allBrokersKilled"}}, ""},
 		{62, "the power of all brokers is cut", map[string][]string{inSim: {"TestStoryAllPowerCut", "TestStoryMinimumIsLoweredAfterAPowerCut"}, inController: {"TestSuspectReplica_is_elected_as_the_last_resort"}}, ""},
 		{63, "the only replica is killed", map[string][]string{inProc: {"TestProduceCommandThroughKill9"}, inBroker: {"TestKill"}}, ""},
-		{64, "the controller is cut off all brokers", map[string][]string{inSim: {"TestCaseControllerIsolated"}, inController: {"TestController_that_hears_nobody_fences_nobody"}}, ""},
+		{64, "the controller is cut off all brokers", map[string][]string{inSim: {"TestCaseControllerIsolated"}, inController: {"TestController_that_hears_nobody_fences_nobody", "TestSoleController_that_heard_nobody_fences_nobody_afterwards", "TestIsolatedController_resigns"}}, ""},
 		{65, "a probe is refused, and the broker lives", map[string][]string{inController: {"TestUnreachableAddress_of_a_live_session_changes_nothing"}}, ""},
 		{66, "the fence of one process meets the registration of the next", map[string][]string{inSim: {"TestStoryFenceRacesRegistration"}}, ""},
 		{67, "the controller dies between the steps of a fence", map[string][]string{inSim: {"TestStoryControllerDiesInAFence"}, inController: {"TestNewController_finishes_a_fence"}}, ""},
@@ -111,7 +111,7 @@ func clusterRows() []row {
 		{76, "100 changes of the leader under one stream through a proxy", map[string][]string{inSim: {"TestStoryManyHandOvers", "TestStoryOrderThroughAProxy"}, inRPC: {"TestForward_orderOverManyMoves"}}, "the 100 are in soaks, 6 in every run"},
 		{77, "a rolling restart, and nothing is uncertain", map[string][]string{inSim: {"TestStoryManyHandOvers"}, inProc: {"TestCluster_rollingRestart"}}, ""},
 		{78, "two of three controllers are emptied", map[string][]string{inController: {"TestEmbeddedEtcd_is_not_made_by_accident"}, inPartition: {"TestAbsenceDeletesNothing"}, inMetadata: {"TestOutlivesAnotherCluster"}, inProc: {"TestCluster_twoControllersEmptied"}}, ""},
-		{79, "etcd is restored from a backup", map[string][]string{inStore: {"TestBackup_is_restored_far_ahead_of_what_may_have_happened_since"}, inProc: {"TestControllerCommands"}}, ""},
+		{79, "etcd is restored from a backup", map[string][]string{inStore: {"TestBackup_is_restored_far_ahead_of_what_may_have_happened_since"}, inProc: {"TestCluster_metadataRestored"}}, ""},
 		{80, "the first group comes while one of three brokers is up", map[string][]string{inSim: {"TestCaseInternalTopicGrows"}, inState: {"TestInternalTopics_are_not_for_users"}}, ""},
 	}
 }
