@@ -229,9 +229,10 @@ func (k *cluster) run(ctx context.Context) {
 		}
 		if err != nil {
 			failures++
-			// Those it has told of can tell, too, if no seed is left. That the seeds
-			// are others now does not say that they can be reached.
-			if !errors.Is(err, ErrUnreachable) || k.askAround(ctx) || failures > 1 {
+			// Those it has told of can tell, too, if no seed is left, or if this one knows
+			// nothing of the cluster itself. That the seeds are others now does not say that
+			// they can be reached.
+			if !errors.Is(err, ErrUnreachable) && !errors.Is(err, ErrStaleMetadata) || k.askAround(ctx) || failures > 1 {
 				k.idle(ctx, backoffFor(failures))
 			}
 		}
@@ -304,26 +305,63 @@ func (k *cluster) watch(ctx context.Context) (told bool, err error) {
 }
 
 // doubt makes other brokers be asked, because one that is waited for is silent:
-// if it is the one that should tell of its own end, nobody does.
-func (k *cluster) doubt() { poke(k.doubted) }
+// if it is the one that should tell of its own end, nobody does. Where nothing is
+// watched, nobody asks but who doubts.
+func (k *cluster) doubt() {
+	if k.c.opts.routing != Proxy {
+		poke(k.doubted)
+		return
+	}
+	select {
+	case k.asking <- struct{}{}:
+	default:
+		return // somebody asks
+	}
+	begun := k.c.start(func(ctx context.Context) {
+		k.askAround(ctx)
+		<-k.asking
+	})
+	if !begun {
+		<-k.asking
+	}
+}
+
+// leftSilent reports whether a stream to p that began when the seeds had moved so
+// often leads to a broker that has fallen silent, while they begin with another one.
+// Its connection would be found dead long after.
+func (k *cluster) leftSilent(p place, moves int64) bool {
+	return p == viaSeed && k.moves.Load() != moves
+}
 
 // askAround asks all brokers that are known. It is false when the one that is
 // watched does not answer and another one does: then the seeds begin with that.
 func (k *cluster) askAround(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	var watching sync.WaitGroup
+	var watched error
+	watching.Go(func() { watched = k.ask(ctx, k.c.conn) })
+	good := k.among(func(conn *grpc.ClientConn) error { return k.ask(ctx, conn) })
+	watching.Wait()
+	if watched == nil || len(good) == 0 {
+		return true
+	}
+	k.c.reseed(good)
+	k.moves.Add(1)
+	return false
+}
+
+// among asks all brokers that are known at once, and returns those that gave a good answer.
+func (k *cluster) among(ask func(conn *grpc.ClientConn) error) (good []string) {
 	var (
-		asking  sync.WaitGroup
-		mu      sync.Mutex
-		good    []string
-		watched error
+		asking sync.WaitGroup
+		mu     sync.Mutex
 	)
-	asking.Go(func() { watched = k.ask(ctx, k.c.conn) })
 	for _, addr := range k.around() {
 		asking.Go(func() {
 			d, err := k.c.directTo(addr)
 			if err == nil {
-				err = k.ask(ctx, d.conn)
+				err = ask(d.conn)
 			}
 			if err == nil {
 				mu.Lock()
@@ -333,12 +371,27 @@ func (k *cluster) askAround(ctx context.Context) bool {
 		})
 	}
 	asking.Wait()
-	if watched == nil || len(good) == 0 {
-		return true
+	return good
+}
+
+// elsewhere looks for brokers that are with a controller. The seeds begin with
+// those; false when there are none.
+func (k *cluster) elsewhere(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	good := k.among(func(conn *grpc.ClientConn) error {
+		resp, err := runnelv1.NewAdminServiceClient(conn).DescribeCluster(ctx, &runnelv1.DescribeClusterRequest{})
+		if id := k.view.Load().id; err == nil && (resp.GetController() == "" || id != "" && id != resp.GetClusterId()) {
+			return errForeign
+		}
+		return err
+	})
+	if len(good) == 0 {
+		return false
 	}
 	k.c.reseed(good)
 	k.moves.Add(1)
-	return false
+	return true
 }
 
 // ask asks one broker, once, for all that fits into its first page.

@@ -66,7 +66,7 @@ func (d *fakeNode) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runne
 	})
 	for {
 		f.mu.Lock()
-		changed, silent := f.changed, f.silent == x.number
+		changed, silent := f.changed, f.silent == x.number || d.frozen
 		f.mu.Unlock()
 		for !silent {
 			resp, err := x.next()

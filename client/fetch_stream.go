@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	// progressInterval is how often a broker says something on an idle stream;
-	// one that is silent for three of them is given up.
-	progressInterval = 10 * time.Second
+	// progressInterval is how often a broker says something on an idle stream, and
+	// mostSilent after how long without a word one is given up in any case.
+	progressInterval = 3 * time.Second
+	mostSilent       = 30 * time.Second
 	// creditShare: credit goes back in parts of at least prefetch/creditShare.
 	creditShare = 4
 )
@@ -30,6 +31,7 @@ type fetchStream struct {
 	share  int // of the prefetch, at most what the broker may send ahead
 	s      grpc.ClientStream
 	cancel context.CancelCauseFunc
+	moves  int64         // of the seeds, when it was opened
 	over   chan struct{} // closed when nothing more will be received
 	err    error         // why; set before over is closed
 
@@ -43,12 +45,13 @@ type fetchStream struct {
 
 func (l *fetchLane) open(ctx context.Context) (*fetchStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	moves := l.r.c.cluster.moves.Load()
 	cs, err := l.r.c.stream(ctx, l.place, runnelv1.LogService_Fetch_FullMethodName)
 	if err != nil {
 		cancel(err)
 		return nil, err
 	}
-	return &fetchStream{r: l.r, lane: l, s: cs, cancel: cancel, over: make(chan struct{}), heard: time.Now()}, nil
+	return &fetchStream{r: l.r, lane: l, s: cs, cancel: cancel, moves: moves, over: make(chan struct{}), heard: time.Now()}, nil
 }
 
 // serve reads until the stream ends. It returns nil after a planned end.
@@ -61,7 +64,7 @@ func (s *fetchStream) serve(ctx context.Context) error {
 	switch {
 	case isDone(ctx) || cause == nil:
 		return nil
-	case errors.Is(cause, errStreamSilent):
+	case errors.Is(cause, errStreamSilent), errors.Is(cause, errSilent):
 		return cause
 	case s.err == nil:
 		return errStreamEnded
@@ -72,7 +75,7 @@ func (s *fetchStream) serve(ctx context.Context) error {
 // send tells the broker what to send. It returns nil when the stream is not
 // needed any more, and else why it is given up.
 func (s *fetchStream) send(ctx context.Context) error {
-	alive := time.NewTicker(keepAliveAfter / 4)
+	alive := time.NewTicker(doubtAfter / 2)
 	defer alive.Stop()
 	req, sent := s.opening(), time.Now()
 	for {
@@ -98,9 +101,12 @@ func (s *fetchStream) send(ctx context.Context) error {
 			return nil
 		case now := <-alive.C:
 			switch silent := s.silent(now); {
-			case silent >= 3*progressInterval:
+			case silent >= mostSilent:
 				return errStreamSilent
-			case silent >= progressInterval+doubtAfter:
+			case silent < progressInterval+doubtAfter:
+			case s.r.c.cluster.leftSilent(s.lane.place, s.moves):
+				return errSilent
+			default:
 				s.r.c.cluster.doubt()
 			}
 			if now.Sub(sent) >= keepAliveAfter {

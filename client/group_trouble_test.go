@@ -120,13 +120,20 @@ func TestGroup_silenceIsLoss(t *testing.T) {
 // The broker that a member speaks through hangs: it goes on through another one,
 // in time to keep what it has.
 func TestGroup_brokerHangs(t *testing.T) {
-	for name, session := range map[string]time.Duration{"default": defaultSession, "short": 6 * time.Second} {
+	for name, c := range map[string]struct {
+		session time.Duration
+		routing client.Routing
+	}{
+		"default": {session: defaultSession}, "short": {session: 6 * time.Second},
+		"proxied": {defaultSession, client.Proxy}, "proxied, short": {6 * time.Second, client.Proxy},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				session := c.session
 				g := newFakeGroup(t, map[string]int{"t": 1})
 				g.f.addNode(t, "other:7420", true)
 				g.f.fill(t, "t", 0, 100, 10, record.CompressionNone)
-				a := member(t, g.f.client(t), client.SessionTimeout(session), client.WithGroupHooks(client.GroupHooks{
+				a := member(t, g.f.known(t, client.WithRouting(c.routing)), client.SessionTimeout(session), client.WithGroupHooks(client.GroupHooks{
 					OnLost: func(_ []client.PartitionID, err error) { t.Errorf("lost: %v", err) },
 				}))
 				readRecords(t, a, 100)

@@ -39,6 +39,7 @@ type produceStream struct {
 	lane   *lane
 	s      grpc.ClientStream
 	cancel context.CancelCauseFunc
+	moves  int64 // of the seeds, when it was opened
 	// draining is closed when the broker asked for the stream to be ended.
 	draining chan struct{}
 	// over is closed when nothing more will be received.
@@ -59,13 +60,14 @@ type produceStream struct {
 
 func (l *lane) open(ctx context.Context) (*produceStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	moves := l.p.c.cluster.moves.Load()
 	cs, err := l.p.c.stream(ctx, l.place, runnelv1.LogService_Produce_FullMethodName)
 	if err != nil {
 		cancel(err)
 		return nil, err
 	}
 	return &produceStream{
-		p: l.p, lane: l, s: cs, cancel: cancel,
+		p: l.p, lane: l, s: cs, cancel: cancel, moves: moves,
 		draining: make(chan struct{}), over: make(chan struct{}),
 		inflight: map[uint64]*batch{}, heard: time.Now(),
 	}, nil
@@ -251,6 +253,10 @@ func (s *produceStream) keepAlive(now, sent time.Time) bool {
 		return false
 	}
 	if due := s.due(now); due >= doubtAfter {
+		if s.p.c.cluster.leftSilent(s.lane.place, s.moves) {
+			s.cancel(errSilent)
+			return false
+		}
 		s.p.c.cluster.doubt()
 		if s.p.o.idempotent && due >= retryAckTimeout+lateAnswer {
 			s.cancel(errNoAnswer)

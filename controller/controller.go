@@ -33,8 +33,10 @@ type Deps struct {
 	// Listen opens a listener; nil: TCP.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
 	// KV is the metadata store to use instead of etcd; the caller closes it.
-	KV  store.KV
-	Log zerolog.Logger
+	KV store.KV
+	// Sole is whether no other controller uses KV.
+	Sole bool
+	Log  zerolog.Logger
 	// Registry takes the metrics, and is what the admin port shows; nil: one of the controller's own.
 	Registry *prometheus.Registry
 	// Dial connects to brokers and other controllers; nil: TCP.
@@ -152,6 +154,9 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, closeListener(lis), closeListener(admin)) }()
 	kv, err := c.openKV(ctx)
 	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			return nil // it was told to stop before it had begun
+		}
 		return err
 	}
 	// The store closes last: a tenure is resigned in it.
@@ -173,8 +178,11 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	return c.run(ctx, s, kv, lis, admin)
 }
 
-// storePatience is how long the store may be silent at the start before that is told.
-const storePatience = 2 * time.Second
+const (
+	// storePatience is how long the store may be silent at the start before that is told.
+	storePatience = 2 * time.Second
+	storeSilent   = "the metadata store does not answer; trying again"
+)
 
 // clusterID asks the store for the cluster's id until it answers: it may be about to be started. Why it does not is in the log.
 func (c *Controller) clusterID(ctx context.Context, s *store.Store) (uuid.UUID, error) {
@@ -186,7 +194,7 @@ func (c *Controller) clusterID(ctx context.Context, s *store.Store) (uuid.UUID, 
 		if err == nil || !silent {
 			return id, err
 		}
-		c.deps.Log.Warn().Err(err).Strs("endpoints", c.cfg.Etcd.Endpoints).Msg("the metadata store does not answer; trying again")
+		c.deps.Log.Warn().Err(err).Strs("endpoints", c.cfg.Etcd.Endpoints).Msg(storeSilent)
 	}
 }
 
@@ -285,12 +293,26 @@ type openedKV struct {
 	// sole is whether no other controller can use the store: whoever is written there as active is dead.
 	sole func() bool
 	// yield moves the leadership of etcd from this process to another, if it has it; nil where that makes no sense.
-	yield func() error
+	yield func(ctx context.Context) error
+}
+
+// connect connects to an external etcd, which may be about to be started.
+func (c *Controller) connect(ctx context.Context, ext store.External) (*store.Etcd, error) {
+	for {
+		kv, err := store.Connect(ext, c.deps.Log)
+		if !errors.Is(err, store.ErrAway) {
+			return kv, err
+		}
+		c.deps.Log.Warn().Err(err).Strs("endpoints", ext.Endpoints).Msg(storeSilent)
+		if !lifecycle.Wait(ctx, storePatience/2) {
+			return nil, ctx.Err()
+		}
+	}
 }
 
 func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 	idle := func(ctx context.Context) error { <-ctx.Done(); return nil }
-	shared := func() bool { return false }
+	shared := func() bool { return c.deps.Sole }
 	e := c.cfg.Etcd
 	switch {
 	case c.deps.KV != nil:
@@ -300,7 +322,7 @@ func (c *Controller) openKV(ctx context.Context) (openedKV, error) {
 		if err != nil {
 			return openedKV{}, err
 		}
-		kv, err := store.Connect(ext, c.deps.Log)
+		kv, err := c.connect(ctx, ext)
 		if err != nil {
 			return openedKV{}, err
 		}
@@ -412,7 +434,7 @@ func (c *Controller) yieldLead(ctx context.Context, kv openedKV) {
 		return
 	}
 	yield := func() {
-		if err := kv.yield(); err != nil && ctx.Err() == nil {
+		if err := kv.yield(ctx); err != nil && ctx.Err() == nil {
 			c.deps.Log.Debug().Err(err).Msg("the leadership of etcd could not be moved to another member")
 		}
 	}

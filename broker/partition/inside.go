@@ -12,6 +12,7 @@ import (
 type Inside struct {
 	State
 
+	Start          record.Offset       // of a leader: where its epoch began
 	PartitionEpoch int64               // of the newest committed state that was applied
 	Committed      []metadata.BrokerID // the ISR in it
 	Maximal        []metadata.BrokerID // the ISR with all proposed ones, ascending
@@ -28,7 +29,7 @@ func (p *Partition) Inside() Inside {
 	defer p.mu.Unlock()
 
 	in := Inside{
-		State: p.State(), PartitionEpoch: p.core.partitionEpoch, Committed: slices.Clone(p.core.committed),
+		State: p.State(), Start: p.core.leso, PartitionEpoch: p.core.partitionEpoch, Committed: slices.Clone(p.core.committed),
 		Proposals: len(p.core.proposals), Readers: p.reads.list.Len(),
 		MinISR: p.core.minISR, Sync: p.core.sync, Durable: p.log.Durable(),
 	}

@@ -52,34 +52,6 @@ func TestReplicate(t *testing.T) {
 	}
 }
 
-// Under sync a follower acknowledges only what its disk has as durable.
-func TestReplicate_durable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTrio(t, func(p *controllerv1.PartitionRecord) { p.Flush = bySync })
-		r.pull(2, 3)
-		release := make(chan struct{})
-		r.nodes[3].fault.Before(vfs.OpSync, func(vfs.Op, string) { <-release })
-		r.append(1, 1)
-		r.pull(2, 3)
-		if a, _ := r.nodes[3].p.FollowerAck(r.nodes[3].sub); a.Written != 1 || a.Durable != 0 {
-			t.Errorf("ack %+v", a)
-		}
-		if hw := r.nodes[1].p.State().HighWatermark; hw != 0 {
-			t.Errorf("high watermark %d", hw)
-		}
-		told := r.nodes[3].told
-		close(release)
-		synctest.Wait()
-		if r.nodes[3].told == told {
-			t.Error("nobody is told that the disk has it")
-		}
-		r.pull(3)
-		if hw := r.nodes[1].p.State().HighWatermark; hw != 1 {
-			t.Errorf("high watermark %d", hw)
-		}
-	})
-}
-
 func TestISR_shrinksAndGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTrio(t, nil)

@@ -27,7 +27,21 @@ func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead boo
 // applyToken needs the writing token.
 func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.topic.Store(t)
-	p.log.SetConfig(logConfig(t, mp))
+	if p.isStopped() {
+		return nil
+	}
+	var failed error
+	if err := p.log.SetConfig(logConfig(t, mp)); err != nil {
+		failed = p.changeFailed("change the keeping of", err)
+		durably := *mp // counts what the log is kept for; it is tried again
+		durably.Sync = true
+		mp = &durably
+	}
+	return errors.Join(failed, p.actToken(mp, mayLead, session))
+}
+
+// actToken makes the partition what mp says. It needs the writing token.
+func (p *Partition) actToken(mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.mu.Lock()
 	role, epoch, stopped := p.core.role, p.core.epoch, p.stopped
 	p.known = *mp
@@ -82,7 +96,8 @@ func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLea
 }
 
 // keepFlushingLocked asks for a flusher when only that can move the high
-// watermark.
+// watermark, here or at the leader: no further append may come to ask for one,
+// and what else makes the log durable tells nobody.
 func (p *Partition) keepFlushingLocked() {
 	if p.core.sync && p.core.own.durable < p.core.own.written {
 		p.flushLocked()
@@ -104,6 +119,7 @@ func (p *Partition) yield(mp *metadata.Partition, session uint64) {
 	}
 	p.refusal = notLeader(p.host.store.Load(), p.Topic(), p.number, mp)
 	p.publishLocked()
+	p.keepFlushingLocked()
 }
 
 // vouch lifts a suspicion from a replica that has caught up: it is of the ISR

@@ -303,7 +303,7 @@ func (s *Set) makeAll(topics []*metadata.Topic) error {
 		for i := range t.Partitions {
 			n, mp := int32(i), &t.Partitions[i] //nolint:gosec // bounded by the image
 			if slices.Contains(mp.Replicas, s.host.self) && s.parts[key{t.ID, n}] == nil && mayCreate(s.host.self, mp) {
-				specs = append(specs, commitlog.PartitionSpec{ID: commitlog.PartitionID{Topic: t.ID, Number: n}, Topic: t.Name, Create: true})
+				specs = append(specs, commitlog.PartitionSpec{ID: commitlog.PartitionID{Topic: t.ID, Number: n}, Topic: t.Name, Config: logConfig(t, mp), Create: true})
 			}
 		}
 	}

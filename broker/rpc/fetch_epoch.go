@@ -47,12 +47,21 @@ func (f *fetcher) checkOffset(part *partition.Partition, off record.Offset) erro
 // as held.
 func (f *fetcher) checkLastEpoch(part *partition.Partition, next record.Offset, last record.Epoch) error {
 	st := part.State()
-	if next > st.LogStart && last > st.Epoch {
-		if err := f.sure(part); err != nil {
+	ahead := next > st.LogStart && last > st.Epoch // of all that this broker knows
+	if !ahead {
+		if err := f.compare(part, next, last); !errors.Is(err, errLogTruncated) {
 			return err
 		}
-		st = part.State()
 	}
+	if err := f.sure(part); err != nil {
+		return err
+	}
+	return f.compare(part, next, last)
+}
+
+// compare compares what a reader had read with the log as it is here.
+func (f *fetcher) compare(part *partition.Partition, next record.Offset, last record.Epoch) error {
+	st := part.State()
 	switch {
 	case next <= st.LogStart:
 		return nil

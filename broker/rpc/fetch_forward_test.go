@@ -454,3 +454,48 @@ func TestForward_replacedLeaderDoesNotJudge(t *testing.T) {
 		}
 	}
 }
+
+// Nor does it when what the next leader has served was its own: appended here, and
+// committed there.
+func TestForward_replacedLeaderKnowsNoEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		told    bool // the old leader can find out
+		routing runnelv1.Routing
+		want    runnelv1.ErrorReason
+	}{
+		"cut off":            {false, runnelv1.Routing_ROUTING_DIRECT, runnelv1.ErrorReason_ERROR_REASON_LEADER_UNCONFIRMED},
+		"late":               {true, runnelv1.Routing_ROUTING_DIRECT, runnelv1.ErrorReason_ERROR_REASON_NOT_LEADER},
+		"late, with a proxy": {true, runnelv1.Routing_ROUTING_PROXY, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newTown(t, 2, nil, LogOptions{})
+				w.topic("t", 2)
+				w.brokers[2].text("t", 0, "a")
+				w.isr("t", 0, 1, 1, 2)
+				stream := w.brokers[2].open()
+				send(t, stream, textRequest(1, "t", 0, "b"))
+				synctest.Wait()
+				w.copyLog("t", 0, 1)
+				w.move("t", 0, 1, 1)
+				if st := w.brokers[1].part("t", 0).State(); st.HighWatermark != 2 || w.brokers[2].part("t", 0).State().HighWatermark != 1 {
+					t.Fatalf("%+v, %+v", st, w.brokers[2].part("t", 0).State())
+				}
+				w.catchUp = func(id int32) error {
+					if !c.told {
+						return metadata.ErrNoController
+					}
+					w.tell("t", 0, id)
+					return nil
+				}
+				got := w.brokers[2].fetchAll(&runnelv1.FetchRequest{
+					Options:    &runnelv1.FetchOptions{Format: text, Routing: c.routing},
+					Partitions: []*runnelv1.FetchPartition{{Topic: "t", Partition: new(int32(0)), Start: offsetOf(2), LastEpoch: new(int64(1))}},
+				})
+				if r := got.errors[0].GetReason(); r != c.want {
+					t.Errorf("got %v, want %v", got.errors[0], c.want)
+				}
+			})
+		})
+	}
+}

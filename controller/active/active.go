@@ -93,6 +93,10 @@ type desk struct {
 	leaving map[state.BrokerID]*sessions.Session
 	// reached are the brokers that answered at their internal addresses.
 	reached map[state.BrokerID]reached
+	// unheard is whether no broker was heard of late, and nobody else could be left to try.
+	unheard bool
+	// visited is when a broker came last that was sent away because another process with its id may live.
+	visited time.Time
 	// fenced is when brokers were fenced because their processes had ended.
 	fenced []time.Time
 	// moves are the hand-overs under way.

@@ -2,6 +2,7 @@ package active
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -46,6 +47,9 @@ func (a *Active) register(ctx context.Context, reg state.Registration) (*Admissi
 		old = i.Broker(id)
 		changes, err = i.Register(reg)
 	})
+	if errors.Is(err, state.ErrDuplicateBroker) {
+		a.desk.visited = time.Now()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +187,8 @@ func (a *Active) advance(i *state.Image) work {
 		case a.cfg.Dev:
 		case s != nil && s.Failed():
 			w = a.fence(i, b, causeStorage)
-		case s == nil && b.Phase == state.BrokerShuttingDown:
+		case s == nil && b.Phase == state.BrokerShuttingDown && a.desk.admitted[b.ID].epoch == b.Epoch:
+			// It came to this controller and is gone. One that has not come yet has time to, as every other.
 			w = a.fence(i, b, causeShutdown)
 		}
 		if len(w.changes) > 0 {
@@ -232,11 +237,18 @@ func (a *Active) fence(i *state.Image, b *state.Broker, cause string) work {
 // this side: nobody is fenced, and another controller may try.
 func (a *Active) fenceSilent(ctx context.Context) error {
 	silent, anyAlive := a.roster.Silent()
+	if !anyAlive && time.Since(a.desk.visited) < a.cfg.SessionTimeout {
+		anyAlive = true // one that waits for another to be dead shows that brokers reach this side
+	}
 	switch {
-	case anyAlive:
-	case len(silent) > 0 && !a.cfg.Sole():
+	case !anyAlive && len(silent) > 0 && !a.cfg.Sole():
 		return ErrAlone
-	default:
+	case !anyAlive:
+		a.desk.unheard = len(silent) > 0
+		return nil
+	case a.desk.unheard: // whatever kept all away, they do not come back in one moment
+		a.desk.unheard = false
+		a.roster.Spare()
 		return nil
 	}
 	for _, id := range silent {

@@ -71,6 +71,15 @@ func (r *Roster) Begin(brokers []*state.Broker) {
 	}
 }
 
+// Spare gives every broker the time that a controller gives which has just begun.
+func (r *Roster) Spare() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.entries {
+		e.deadline = time.Now().Add(max(r.timeout, minGrace))
+	}
+}
+
 // Run watches that this process itself does not stand still, until ctx is done.
 func (r *Roster) Run(ctx context.Context) {
 	r.Beat()

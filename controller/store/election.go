@@ -17,6 +17,9 @@ import (
 // electionTry is how long one call of an election may take. See txnTimeout.
 const electionTry = 500 * time.Millisecond
 
+// resignTimeout bounds the end of a tenure: without a majority nobody hears of it, and a process that ends has little time.
+const resignTimeout = 1500 * time.Millisecond
+
 // A Tenure is one controller's time as the active one.
 type Tenure struct {
 	Fence Fence
@@ -88,9 +91,14 @@ func (s *Store) Resign(ctx context.Context, t Tenure) error {
 	if t.lease == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, resignTimeout)
 	defer cancel()
-	return s.kv.Revoke(ctx, t.lease)
+	_, err := again(ctx, func(ctx context.Context) (struct{}, error) {
+		ctx, cancel := context.WithTimeout(ctx, electionTry)
+		defer cancel()
+		return struct{}{}, s.kv.Revoke(ctx, t.lease)
+	})
+	return err
 }
 
 // Depose ends the tenure of a controller that is known to be dead. It is safe even if that was wrong: the election is liveness

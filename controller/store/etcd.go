@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // An Etcd is a KV in etcd.
@@ -29,17 +31,35 @@ type External struct {
 	Password  string
 }
 
-// Connect returns a KV in an external etcd. It does no I/O: the first call connects.
+// Errors about an external etcd.
+var (
+	// ErrAway is returned when it does not answer: it may be about to be started.
+	ErrAway = errors.New("etcd does not answer")
+	// ErrDenied is returned when it knows no such name and password.
+	ErrDenied = errors.New("etcd knows no such name and password: check etcd.username and etcd.password")
+)
+
+// connectTimeout is how long an etcd may take to check a name and a password.
+const connectTimeout = 2 * time.Second
+
+// Connect returns a KV in an external etcd. With a name and a password it asks etcd for a token, for connectTimeout at most;
+// without, it does no I/O: the first call connects.
 func Connect(e External, log zerolog.Logger) (*Etcd, error) {
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints: e.Endpoints, TLS: e.TLS, Username: e.Username, Password: e.Password,
+		Endpoints: e.Endpoints, TLS: e.TLS, Username: e.Username, Password: e.Password, DialTimeout: connectTimeout,
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second, PermitWithoutStream: true,
 		Logger: zapLogger(log, nil),
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+		return &Etcd{client: client}, nil
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		return nil, fmt.Errorf("%w (%w)", ErrDenied, err)
+	case errors.Is(err, context.DeadlineExceeded), status.Code(err) == codes.Unavailable, status.Code(err) == codes.DeadlineExceeded:
+		return nil, fmt.Errorf("%w: %w", ErrAway, err)
+	default:
 		return nil, fmt.Errorf("etcd client: %w", err)
 	}
-	return &Etcd{client: client}, nil
 }
 
 // Close ends the client.

@@ -60,10 +60,18 @@ type Member struct {
 
 	server  *embed.Etcd
 	closing *atomic.Bool
+
+	yielding atomic.Bool
+	yields   sync.WaitGroup // what Yield began
 }
 
-// closeTimeout bounds the end of a member: it has been seen to hang.
-const closeTimeout = 10 * time.Second
+const (
+	// closeGrace is how long a member that ends may try to give the leadership away, and clients may take to leave. A peer that hangs
+	// would keep it for 7 s.
+	closeGrace = time.Second
+	// closeTimeout bounds the end of a member: it has been seen to hang.
+	closeTimeout = 10 * time.Second
+)
 
 // HasData reports whether a member has ever lived in dir.
 func HasData(dir string) (bool, error) {
@@ -233,15 +241,26 @@ func (m *Member) Stopped() <-chan struct{} { return m.server.Server.StopNotify()
 // Sole reports whether there is no other member.
 func (m *Member) Sole() bool { return len(m.server.Server.Cluster().Members()) == 1 }
 
-// Yield moves the leadership of etcd to another member if this one has it and another votes.
-func (m *Member) Yield() error {
-	if m.server.Server.Leader() != m.server.Server.MemberID() || m.Sole() {
+// Yield moves the leadership of etcd to another member if this one has it and another votes. etcd tries for longer than a process
+// has to end: when ctx is done, it is left to itself until Close.
+func (m *Member) Yield(ctx context.Context) error {
+	if m.server.Server.Leader() != m.server.Server.MemberID() || m.Sole() || !m.yielding.CompareAndSwap(false, true) {
 		return nil
 	}
-	if err := m.server.Server.TryTransferLeadershipOnShutdown(); err != nil {
-		return fmt.Errorf("etcd: %w", err)
+	done := make(chan error, 1)
+	m.yields.Go(func() {
+		defer m.yielding.Store(false)
+		done <- m.server.Server.TryTransferLeadershipOnShutdown()
+	})
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("etcd: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return nil
 }
 
 // ClientAddr returns where the member serves clients.
@@ -260,10 +279,13 @@ func (m *Member) Close() error {
 		defer close(done)
 		m.server.Close()
 	})
+	hurry := time.AfterFunc(closeGrace, m.server.Server.HardStop)
+	defer hurry.Stop()
 	timer := time.NewTimer(closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:
+		m.yields.Wait() // the end of the server is theirs
 		return err
 	case <-timer.C:
 		return errors.Join(err, fmt.Errorf("etcd did not stop within %v", closeTimeout))

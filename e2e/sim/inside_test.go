@@ -23,6 +23,12 @@ type insight struct {
 	buf     []byte
 	// least is the smallest minimum of in-sync replicas a partition ever had.
 	least map[state.PartitionKey]int32
+	// async says of which partitions what is written counted, as the store had it
+	// at the last look, and loose up to where anything was ever committed so.
+	async map[state.PartitionKey]bool
+	loose map[state.PartitionKey]record.Offset
+	// starts are where epochs began.
+	starts map[state.PartitionKey]map[record.Epoch]record.Offset
 	// halted are the high watermarks a process had when its disk was first
 	// seen to have failed.
 	halted map[*partition.Partition]record.Offset
@@ -35,6 +41,7 @@ func newInsight() insight {
 	return insight{
 		before: map[*partition.Partition]partition.Inside{}, batches: map[state.PartitionKey]map[record.Offset][sha256.Size]byte{},
 		read: map[*partition.Partition]record.Offset{}, buf: make([]byte, 1<<20), least: map[state.PartitionKey]int32{},
+		async: map[state.PartitionKey]bool{}, loose: map[state.PartitionKey]record.Offset{}, starts: map[state.PartitionKey]map[record.Epoch]record.Offset{},
 		halted: map[*partition.Partition]record.Offset{}, gone: map[state.PartitionKey]int64{}, deleted: map[state.PartitionKey]int64{},
 	}
 }
@@ -92,7 +99,11 @@ func (j *judge) inside(h *brokerHost, p *partition.Partition, k state.PartitionK
 	if same && in.HighWatermark > was.HighWatermark && len(in.Committed) < in.MinISR {
 		j.complain("I8", "%s on %s: the high watermark rose from %d to %d with the ISR %v, below %d", p, h.name, was.HighWatermark, in.HighWatermark, in.Committed, in.MinISR)
 	}
-	if in.Sync && in.HighWatermark > in.Durable {
+	j.apart(h, p, k, in)
+	if !in.Sync || seen && !was.Sync {
+		j.insight.loose[k] = max(j.insight.loose[k], in.HighWatermark)
+	}
+	if in.HighWatermark > j.counted(k, in) {
 		j.complain("I8", "%s on %s: the high watermark is %d, and the disk has what is below %d", p, h.name, in.HighWatermark, in.Durable)
 	}
 	for _, m := range in.Maximal {
@@ -105,8 +116,43 @@ func (j *judge) inside(h *brokerHost, p *partition.Partition, k state.PartitionK
 			continue
 		}
 		other := member.Inside()
-		if other.LogEnd < in.HighWatermark {
-			j.complain("I8", "%s on %s: the high watermark is %d, and broker %d of the maximal ISR %v ends at %d", p, h.name, in.HighWatermark, id, in.Maximal, other.LogEnd)
+		other.Sync = in.Sync
+		if has := j.counted(k, other); has < in.HighWatermark {
+			j.complain("I8", "%s on %s: the high watermark is %d, and broker %d of the maximal ISR %v has what is below %d: %+v", p, h.name, in.HighWatermark, id, in.Maximal, has, other)
+		}
+	}
+}
+
+// counted is up to where a copy has what it may be counted for: on the disk,
+// where that is what counts, but for what was committed before it did.
+func (j *judge) counted(k state.PartitionKey, in partition.Inside) record.Offset {
+	if !in.Sync {
+		return in.LogEnd
+	}
+	return min(max(in.Durable, j.insight.loose[k]), in.LogEnd)
+}
+
+// loosen notes what was committed while it was enough that it is written.
+func (j *judge) loosen(k state.PartitionKey, rec *state.Partition) {
+	if j.insight.async[k] || !rec.Sync {
+		j.insight.loose[k] = max(j.insight.loose[k], j.known(k))
+	}
+	j.insight.async[k] = !rec.Sync
+}
+
+// apart checks that a leader has committed nothing at or above the start of a
+// later epoch: what is there is the later leader's. What was acknowledged to it
+// before may be late to come, and is true.
+func (j *judge) apart(h *brokerHost, p *partition.Partition, k state.PartitionKey, in partition.Inside) {
+	starts := j.insight.starts[k]
+	if starts == nil {
+		starts = map[record.Epoch]record.Offset{}
+		j.insight.starts[k] = starts
+	}
+	starts[in.Epoch] = in.Start
+	for epoch, start := range starts {
+		if epoch > in.Epoch && start < in.HighWatermark && !j.despair {
+			j.complain("I10", "%s on %s: in epoch %d all below %d is committed, and epoch %d began at %d", p, h.name, in.Epoch, in.HighWatermark, epoch, start)
 		}
 	}
 }
@@ -178,7 +224,7 @@ func (j *judge) kept(pic *picture) {
 			in := p.Inside()
 			end := in.LogEnd
 			if in.Sync && rec.Sync && j.insight.least[a.key] == 1 {
-				end = in.Durable
+				end = j.counted(a.key, in)
 			}
 			if end > a.offset {
 				n++

@@ -174,6 +174,7 @@ func (j *judge) look() picture {
 	// Before who leads now raises what is known to be committed.
 	for k, rec := range pic.partitions {
 		j.settled(k, rec)
+		j.loosen(k, rec)
 	}
 	for _, h := range j.c.brokers {
 		if h.down || h.proc.Partitions() == nil {
@@ -283,8 +284,10 @@ func (j *judge) complete(k state.PartitionKey, rec *state.Partition, pic *pictur
 		if p == nil {
 			continue
 		}
-		if st, committed := p.State(), j.known(k); st.LogEnd < committed {
-			j.complain("I12", "%s: broker %d may be elected and has records up to %d, of %d committed: %+v", j.name(k), id, st.LogEnd, committed, *rec)
+		in := p.Inside()
+		in.Sync = rec.Sync
+		if has, committed := j.counted(k, in), j.known(k); has < committed {
+			j.complain("I12", "%s: broker %d may be elected and has records up to %d, of %d committed: %+v", j.name(k), id, has, committed, *rec)
 		}
 	}
 }

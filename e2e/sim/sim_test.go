@@ -160,6 +160,7 @@ func (c *cluster) begin(l *load, rng *rand.Rand) bool {
 		}
 	}
 	l.alter(c.topics[0], rand.New(rand.NewPCG(rng.Uint64(), 8)), "2", "3")
+	l.alter(c.topics[1], rand.New(rand.NewPCG(rng.Uint64(), 12)), "1", "1", "2") // and so whether a disk counts
 	l.produce(c.topics[0], 1, 50*time.Millisecond)
 	l.produce(c.topics[2], 0, 80*time.Millisecond)
 	through := rand.New(rand.NewPCG(rng.Uint64(), 9))

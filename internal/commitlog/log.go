@@ -42,6 +42,8 @@ type Log struct {
 	epochs atomic.Pointer[epochList]
 	// highWatermark is remembered for the checkpoint.
 	highWatermark atomic.Int64
+	// looseEnd is where the log ended when only what is durable began to count.
+	looseEnd atomic.Int64
 	// clean is how far compaction has come; who checkpoints replaces it.
 	clean atomic.Pointer[cleanState]
 	// purgedTo and cleanedTo are those of the next checkpoint.
@@ -49,10 +51,10 @@ type Log struct {
 	// bytesRead counts what recovery, index rebuilding and compaction read.
 	bytesRead atomic.Int64
 	closed    atomic.Bool
-	// loose says that the checkpoint may not be durable, because it was just made
+	// tentative says that the checkpoint may not be durable, because it was just made
 	// or a process that was killed left it so: the next one is written even if it
 	// says the same. Who has the checkpointing turn changes it.
-	loose atomic.Bool
+	tentative atomic.Bool
 
 	// cleaning is held by who compacts the log, and guards cleanClocks.
 	cleaning    turn
@@ -114,6 +116,7 @@ type kept struct {
 	checkpoint checkpoint
 	epochs     *epochList // as in the file; compared by identity
 	suspicion  Suspicion
+	loose      bool // what was not durable may have been counted
 }
 
 // OpenLog opens the log in dir, and makes it when there is none. It must not
@@ -133,7 +136,8 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	if l.idle == nil {
 		l.idle = NewIdleFiles(defaultIdleFiles)
 	}
-	l.SetConfig(cfg)
+	cfg = cfg.withDefaults()
+	l.config.Store(&cfg)
 	if err := l.failed.Err(); err != nil {
 		return nil, Recovery{}, err
 	}
@@ -153,10 +157,32 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	return l, report, nil
 }
 
-// SetConfig changes how the log is kept from now on.
-func (l *Log) SetConfig(cfg Config) {
+// SetConfig changes how the log is kept from now on. Where the log's owner comes
+// to count what is not durable, that is durable when it returns: a power cut may
+// take it, whatever counts by the next start. On an error nothing has changed.
+// No append may be under way.
+func (l *Log) SetConfig(cfg Config) error {
 	cfg = cfg.withDefaults()
+	switch was := l.Config().Flush; {
+	case was == cfg.Flush:
+	case cfg.Flush == FlushSync:
+		l.looseEnd.Store(l.end.Load())
+	default:
+		l.checkpointing.take()
+		defer l.checkpointing.give()
+
+		if err := l.usable(); err != nil {
+			return err
+		}
+		tight := !l.kept.loose
+		l.kept.loose = true
+		if err := l.checkpointLocked(); err != nil {
+			l.kept.loose = !tight
+			return err
+		}
+	}
 	l.config.Store(&cfg)
+	return nil
 }
 
 // Config returns the configuration in force, defaults filled in.
@@ -364,6 +390,9 @@ func (l *Log) Checkpoint() error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	if l.Config().Flush == FlushSync && l.durable.Load() >= min(l.looseEnd.Load(), l.end.Load()) {
+		l.kept.loose = false
+	}
 	for _, s := range l.view.Load().segments {
 		if err := s.index.flush(); err != nil && !errors.Is(err, errGone) {
 			if err = l.check(err); !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) {
@@ -389,12 +418,12 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	}
 	next.logStart = start
 	next.highWatermark = record.Offset(l.highWatermark.Load())
-	next.suspicion = l.kept.suspicion
+	next.suspicion, next.loose = l.kept.suspicion, l.kept.loose
 	next.purgedTo, next.cleanedTo = record.Offset(l.purgedTo.Load()), record.Offset(l.cleanedTo.Load())
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())
 	}
-	if next == l.kept.checkpoint && !l.loose.Load() {
+	if next == l.kept.checkpoint && !l.tentative.Load() {
 		return nil
 	}
 	return l.store(next)
@@ -402,7 +431,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 
 // Grown reports whether a checkpoint of the log is durable: then it is not to be
 // opened as a young one again.
-func (l *Log) Grown() bool { return !l.loose.Load() }
+func (l *Log) Grown() bool { return !l.tentative.Load() }
 
 // store writes a checkpoint under the next number, durably. It REQUIRES the
 // checkpointing turn.
@@ -412,14 +441,14 @@ func (l *Log) store(next checkpoint) error {
 		return err
 	}
 	l.kept.checkpoint = next
-	if !l.loose.Load() {
+	if !l.tentative.Load() {
 		return nil
 	}
 	// All of the file is durable by that, and now its entry is to be.
 	if err := l.syncEntries(); err != nil {
 		return err
 	}
-	l.loose.Store(false)
+	l.tentative.Store(false)
 	return nil
 }
 

@@ -259,8 +259,13 @@ func (r *recovery) keep() error {
 	}
 	l.kept.checkpoint = r.kept
 	l.kept.suspicion = r.report.Suspicion
+	// Whoever vouches for the log has not said so yet: it stays, though the log
+	// is durable to its end.
+	l.kept.loose = r.kept.loose || l.Config().Flush != FlushSync
+	l.looseEnd.Store(int64(r.next))
 	if !r.inFile {
 		c := r.kept
+		c.loose = l.kept.loose
 		c.recoveryPoint = 0
 		c.suspicion = r.report.Suspicion
 		if err := createCheckpoint(l.fs, l.dir, &c); err != nil {
@@ -268,17 +273,17 @@ func (r *recovery) keep() error {
 		}
 		l.entriesMade++
 		l.kept.checkpoint = c
-		l.loose.Store(true)
+		l.tentative.Store(true)
 	}
-	if r.young && r.blank {
+	if r.young && r.blank && l.kept.loose == r.kept.loose {
 		return nil // nothing relies on it before it is durable
 	}
 	err := l.checkpointLocked()
-	if errors.Is(err, ErrStorageFull) && r.inFile {
+	if errors.Is(err, ErrStorageFull) && r.inFile && l.kept.checkpoint.loose == l.kept.loose {
 		return nil // the next one catches up; until then there is more to scan
 	}
 	if err == nil && !r.report.Clean && l.kept.checkpoint == r.kept {
-		l.loose.Store(true) // who wrote it may have been killed before it was synced
+		l.tentative.Store(true) // who wrote it may have been killed before it was synced
 	}
 	return err
 }

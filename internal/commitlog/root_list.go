@@ -23,9 +23,9 @@ import (
 // a log is handed out:
 //
 //	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 9f076527
-//	aaaaaaaa-0000-4000-8000-000000000001/0 new 8a51a7bb
-//	opened 442ba39a
-//	aaaaaaaa-0000-4000-8000-000000000001/0 1c8bac3e
+//	aaaaaaaa-0000-4000-8000-000000000001/0 new async 4f19a7da
+//	opened 0ad4781a
+//	aaaaaaaa-0000-4000-8000-000000000001/0 cfff346f
 //
 // Each line ends in the CRC-32C of all texts up to it. "new" is a partition that
 // was made, and of whose log no checkpoint need be durable yet; see
@@ -47,7 +47,7 @@ type partitionList struct {
 
 	// mu guards the fields below.
 	mu     sync.Mutex
-	named  map[string]bool // true: without listNew
+	named  map[string]listState
 	wanted map[string]bool // texts to be written by whoever has the turn next
 	counts bool            // neverHeld may speak: all that ever was here is named
 }
@@ -55,8 +55,45 @@ type partitionList struct {
 const (
 	listName   = "runnel.partitions"
 	listOpened = "opened"
-	listNew    = " new"
 )
+
+// A listState is what the list says of a partition.
+type listState uint8
+
+const (
+	// unnamed: nothing.
+	unnamed listState = iota
+	// grown: there is a checkpoint of its log.
+	grown
+	// newTight and newLoose: there need not be one yet, and if there is none, what
+	// was not durable did not count, or may have.
+	newTight
+	newLoose
+)
+
+func (s listState) isNew() bool { return s == newTight || s == newLoose }
+
+// suffix is what tells the state in a line.
+func (s listState) suffix() string {
+	switch s {
+	case newTight:
+		return " new sync"
+	case newLoose:
+		return " new async"
+	case unnamed, grown:
+	}
+	return ""
+}
+
+// parseListText splits the text of a line.
+func parseListText(text string) (name string, state listState) {
+	for _, s := range []listState{newTight, newLoose} {
+		if name, ok := strings.CutSuffix(text, s.suffix()); ok {
+			return name, s
+		}
+	}
+	return text, grown
+}
 
 func listHeader(directory uuid.UUID) string {
 	return fmt.Sprintf("%s %d %q", listName, noteFormat, directory)
@@ -65,7 +102,7 @@ func listHeader(directory uuid.UUID) string {
 func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
 	return &partitionList{
 		fs: fsys, path: filepath.Join(dir, listName), fail: fail, turn: newTurn(),
-		named: map[string]bool{}, wanted: map[string]bool{},
+		named: map[string]listState{}, wanted: map[string]bool{},
 	}
 }
 
@@ -74,7 +111,7 @@ func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
 func (r *Root) makeList() error {
 	l := newPartitionList(r.fs, r.dir, r.failure)
 	for id := range r.found {
-		l.named[id.String()] = true
+		l.named[id.String()] = grown
 	}
 	data, sum := encodeList(r.id.DirectoryID, l.named)
 	if err := r.writeNote(listName, data); err != nil {
@@ -86,13 +123,10 @@ func (r *Root) makeList() error {
 }
 
 // encodeList returns a whole list, and the checksum of its texts.
-func encodeList(directory uuid.UUID, named map[string]bool) (data []byte, sum uint32) {
+func encodeList(directory uuid.UUID, named map[string]listState) (data []byte, sum uint32) {
 	var texts []string
-	for name, grown := range named {
-		if !grown {
-			name += listNew
-		}
-		texts = append(texts, name)
+	for name, state := range named {
+		texts = append(texts, name+state.suffix())
 	}
 	sortListTexts(texts)
 	data, sum = appendListLine(nil, 0, listHeader(directory))
@@ -151,7 +185,7 @@ func (r *Root) loadList() error {
 			return r.failure.Check(err)
 		}
 	}
-	l.counts = r.start.Trusted() && l.named[listOpened]
+	l.counts = r.start.Trusted() && l.named[listOpened] != unnamed
 	r.list = l
 	return nil
 }
@@ -196,15 +230,15 @@ func (l *partitionList) adopt(data []byte, texts []string) {
 }
 
 func (l *partitionList) enter(text string) {
-	name, isNew := strings.CutSuffix(text, listNew)
-	l.named[name] = !isNew
+	name, state := parseListText(text)
+	l.named[name] = state
 }
 
 // unnamed finds a partition that holds something and is not in the list: then
 // the list lacks lines that it had.
 func (r *Root) unnamed(l *partitionList) (why string) {
 	for id, d := range r.found {
-		if l.isNamed(id) {
+		if l.state(id) != unnamed {
 			continue
 		}
 		entries, err := r.fs.ReadDir(d.Path)
@@ -229,11 +263,10 @@ func (l *partitionList) neverHeld(id PartitionID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	_, named := l.named[id.String()]
-	return l.counts && !named
+	return l.counts && l.named[id.String()] == unnamed
 }
 
-// name enters partitions, with or without [listNew], or [listOpened], durably. Those that come together
+// name enters partitions, with what is to be told of them, or [listOpened], durably. Those that come together
 // share a sync.
 func (l *partitionList) name(texts ...string) error {
 	if l == nil || !l.want(texts) {
@@ -275,35 +308,22 @@ func (l *partitionList) want(texts []string) bool {
 
 	some := false
 	for _, t := range texts {
-		name, isNew := strings.CutSuffix(t, listNew)
-		if grown, named := l.named[name]; !named || grown == isNew {
+		if name, state := parseListText(t); l.named[name] != state {
 			l.wanted[t], some = true, true
 		}
 	}
 	return some
 }
 
-func (l *partitionList) isNamed(id PartitionID) bool {
+// state returns what the list says of a partition.
+func (l *partitionList) state(id PartitionID) listState {
 	if l == nil {
-		return false
+		return unnamed
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	_, named := l.named[id.String()]
-	return named
-}
-
-// isNew reports whether no checkpoint of a partition's log need be durable.
-func (l *partitionList) isNew(id PartitionID) bool {
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-
-	grown, named := l.named[id.String()]
-	return named && !grown
+	return l.named[id.String()]
 }
 
 func (l *partitionList) writeInTurn(texts []string) (err error) {
@@ -377,7 +397,7 @@ func (l *partitionList) forget(directory, topic uuid.UUID) error {
 	defer l.turn.give()
 
 	l.mu.Lock()
-	maps.DeleteFunc(l.named, func(text string, _ bool) bool { return strings.HasPrefix(text, topic.String()+"/") })
+	maps.DeleteFunc(l.named, func(text string, _ listState) bool { return strings.HasPrefix(text, topic.String()+"/") })
 	named := maps.Clone(l.named)
 	l.mu.Unlock()
 	if l.lines <= 2*len(named)+listSlack {

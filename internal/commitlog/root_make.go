@@ -40,7 +40,7 @@ func (r *Root) makeMissing(specs []PartitionSpec) error {
 		case makeIt:
 			missing[s.ID.Topic] = append(missing[s.ID.Topic], s)
 		case errors.Is(err, ErrStorageFull):
-		case r.list.isNamed(s.ID):
+		case r.list.state(s.ID) != unnamed:
 		case err == nil:
 			// Who made it may have been killed before its entry was durable.
 			toName[s.ID.Topic] = append(toName[s.ID.Topic], s.ID.String())
@@ -107,7 +107,11 @@ func (r *Root) makeDirs(specs []PartitionSpec) (texts []string, err error) {
 		if err := r.failure.Check(r.fs.MkdirAll(r.partitionDir(s.ID))); err != nil {
 			return texts, err
 		}
-		texts = append(texts, s.ID.String()+listNew)
+		state := newTight
+		if s.Config.Flush != FlushSync {
+			state = newLoose
+		}
+		texts = append(texts, s.ID.String()+state.suffix())
 		r.mu.Lock()
 		r.making[s.ID] = true
 		r.mu.Unlock()

@@ -102,7 +102,7 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	dir := r.partitionDir(id)
 	lost := func(err error) error { return &LostError{ID: id, Path: dir, Err: err} }
 
-	if err := r.makeMissing([]PartitionSpec{{ID: id, Topic: name, Create: create}}); err != nil {
+	if err := r.makeMissing([]PartitionSpec{{ID: id, Topic: name, Config: cfg, Create: create}}); err != nil {
 		return nil, Recovery{}, err
 	}
 	if err := r.prepareTopic(id, name); err != nil {
@@ -142,7 +142,8 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config) (*Log, Recovery, 
 	r.mu.Lock()
 	made := r.making[id]
 	r.mu.Unlock()
-	opts := OpenOptions{Clean: start.Clean, Young: r.list.isNew(id), Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
+	state := r.list.state(id)
+	opts := OpenOptions{Clean: start.Clean, Young: state.isNew(), YoungLoose: state == newLoose, Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
 	if r.opts.OnEvent != nil {
 		opts.OnEvent = func(e Event) { r.opts.OnEvent(id, e) }
 	}
@@ -170,7 +171,7 @@ func suspicion(start Start, cfg Config, rec *Recovery) Suspicion {
 	if cut := rec.TornBytes > 0; cut && (start.Clean || start.SameBoot && rec.Spoiled) {
 		return SuspectTail
 	}
-	if start.Trusted() || cfg.Flush == FlushSync && !start.Copied {
+	if start.Trusted() || cfg.Flush == FlushSync && !rec.Loose && !start.Copied {
 		return NotSuspect
 	}
 	return SuspectOther

@@ -165,7 +165,7 @@ func (r *Root) checkpointAll(ctx context.Context) {
 func (r *Root) nameGrown() error {
 	var texts []string
 	for id, o := range r.snapshot() {
-		if log := o.log.Load(); log != nil && r.list.isNew(id) && log.Grown() {
+		if log := o.log.Load(); log != nil && r.list.state(id).isNew() && log.Grown() {
 			texts = append(texts, id.String())
 		}
 	}

@@ -1,6 +1,7 @@
 package topicconfig
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -186,15 +187,21 @@ func set(c *Config, defs []definition, name, value string) *Error {
 	return nil
 }
 
-// contradictions returns what single values cannot show.
-func (c Config) contradictions() Errors {
+// contradictions returns what single values cannot show. Of two that do not fit together it names the one that was set last, in
+// layers that each go before the one before.
+func (c Config) contradictions(layers ...map[string]string) Errors {
 	var errs Errors
-	if int64(c.MaxMessageBytes) > c.SegmentBytes {
+	if message := int64(c.MaxMessageBytes); message > c.SegmentBytes {
 		errs = append(errs, &Error{
-			Key:   MaxMessageBytesKey,
-			Value: formatInt(int64(c.MaxMessageBytes)),
-			Want:  "at most segment.bytes, " + formatInt(c.SegmentBytes),
+			Key: SegmentBytesKey, Value: formatInt(c.SegmentBytes),
+			Want: fmt.Sprintf("at least %s, %d, or a smaller %[1]s with it", MaxMessageBytesKey, message),
 		})
+		if lastSet(layers, MaxMessageBytesKey) >= max(lastSet(layers, SegmentBytesKey), 0) {
+			errs[0] = &Error{
+				Key: MaxMessageBytesKey, Value: formatInt(message),
+				Want: fmt.Sprintf("at most %s, %d, or a larger %[1]s with it", SegmentBytesKey, c.SegmentBytes),
+			}
+		}
 	}
 	if c.MaxCompactionLag < c.MinCompactionLag {
 		errs = append(errs, &Error{
@@ -204,6 +211,17 @@ func (c Config) contradictions() Errors {
 		})
 	}
 	return errs
+}
+
+// lastSet returns the last layer that sets a key, -1 for none.
+func lastSet(layers []map[string]string, key string) int {
+	last := -1
+	for n, layer := range layers {
+		if _, ok := layer[key]; ok {
+			last = n
+		}
+	}
+	return last
 }
 
 // parseInt takes the one canonical spelling of a number in [lo, hi].

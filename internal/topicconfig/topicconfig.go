@@ -163,7 +163,7 @@ func Resolve(cluster, topic map[string]string) (Config, error) {
 		}
 	}
 	if len(errs) == 0 {
-		errs = c.contradictions()
+		errs = c.contradictions(cluster, topic)
 	}
 	if len(errs) > 0 {
 		return Config{}, errs

@@ -144,11 +144,24 @@ func TestParse_names_all_that_is_wrong(t *testing.T) {
 }
 
 func TestParse_finds_contradictions(t *testing.T) {
-	_, err := Parse(map[string]string{SegmentBytesKey: "65536"})
-	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "at most segment.bytes, 65536") {
-		t.Errorf("segments smaller than the largest record: %v", err)
+	segment, message := map[string]string{SegmentBytesKey: "65536"}, map[string]string{MaxMessageBytesKey: "65537"}
+	both := map[string]string{SegmentBytesKey: "65536", MaxMessageBytesKey: "65537"}
+	for name, c := range map[string]struct {
+		cluster, topic map[string]string
+		want           string
+	}{
+		"a small segment":                          {nil, segment, `segment.bytes="65536": want at least max.message.bytes, 1048576, or a smaller max.message.bytes with it`},
+		"a small segment of the cluster":           {segment, nil, `segment.bytes="65536": want at least`},
+		"a segment too small for the cluster":      {message, segment, `segment.bytes="65536": want at least max.message.bytes, 65537`},
+		"a record too large for the cluster":       {segment, message, `max.message.bytes="65537": want at most segment.bytes, 65536, or a larger segment.bytes with it`},
+		"both on the topic":                        {nil, both, `max.message.bytes="65537": want at most`},
+		"another small segment than the cluster's": {both, segment, `segment.bytes="65536": want at least`},
+	} {
+		if _, err := Resolve(c.cluster, c.topic); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
-	_, err = Parse(map[string]string{MinCompactionKey: "2000", MaxCompactionKey: "1999"})
+	_, err := Parse(map[string]string{MinCompactionKey: "2000", MaxCompactionKey: "1999"})
 	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "at least min.compaction.lag.ms, 2000") {
 		t.Errorf("a largest lag below the smallest: %v", err)
 	}
