@@ -27,7 +27,21 @@ func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead boo
 // applyToken needs the writing token.
 func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.topic.Store(t)
-	p.log.SetConfig(logConfig(t, mp))
+	if p.isStopped() {
+		return nil
+	}
+	var failed error
+	if err := p.log.SetConfig(logConfig(t, mp)); err != nil {
+		failed = p.changeFailed("change the keeping of", err)
+		durably := *mp // counts what the log is kept for; it is tried again
+		durably.Sync = true
+		mp = &durably
+	}
+	return errors.Join(failed, p.actToken(mp, mayLead, session))
+}
+
+// actToken makes the partition what mp says. It needs the writing token.
+func (p *Partition) actToken(mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.mu.Lock()
 	role, epoch, stopped := p.core.role, p.core.epoch, p.stopped
 	p.known = *mp

@@ -85,14 +85,23 @@ type checkpoint struct {
 	// lastAppendMs is a floor for the next append time.
 	lastAppendMs int64
 	suspicion    Suspicion
+	// loose: what was not durable may have been counted, and acknowledged.
+	loose bool
 }
 
+// looseBit is beside the suspicion.
+const looseBit = 1 << 32
+
 func encodeCheckpoint(c *checkpoint) []byte {
+	suspicion := uint64(c.suspicion)
+	if c.loose {
+		suspicion |= looseBit
+	}
 	b := []byte(checkpointMagic)
 	b = binary.LittleEndian.AppendUint32(b, checkpointVersion)
 	for _, v := range []uint64{
 		c.seq, uint64(c.recoveryPoint), uint64(c.highWatermark), uint64(c.logStart),
-		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), uint64(c.suspicion),
+		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), suspicion,
 	} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
@@ -118,7 +127,8 @@ func parseSlot(b []byte) (c checkpoint, ok bool, err error) {
 		purgedTo:      record.Offset(field(4)),
 		cleanedTo:     record.Offset(field(5)),
 		lastAppendMs:  field(6),
-		suspicion:     Suspicion(field(7)),
+		suspicion:     Suspicion(field(7)), //nolint:gosec // the lower half
+		loose:         field(7)&looseBit != 0,
 	}
 	valid := c.recoveryPoint >= 0 && c.highWatermark >= 0 && c.logStart >= 0 && c.purgedTo >= 0 && c.cleanedTo >= 0
 	return c, valid, nil

@@ -112,7 +112,7 @@ func FuzzParseDamage(f *testing.F) {
 
 // The numbers of the side files are part of the format.
 func TestCheckpointFormat_isFrozen(t *testing.T) {
-	c := checkpoint{1, 2, 3, 4, 5, 6, 7, SuspectDamage}
+	c := checkpoint{1, 2, 3, 4, 5, 6, 7, SuspectDamage, false}
 	for name, got := range map[string][]byte{
 		"checkpoint": encodeCheckpoint(&c),
 		"index":      appendIndexEntry(encodeIndexHeader(1, 4096), 1, entry{2, 3, 4}),

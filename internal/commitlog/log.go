@@ -42,6 +42,8 @@ type Log struct {
 	epochs atomic.Pointer[epochList]
 	// highWatermark is remembered for the checkpoint.
 	highWatermark atomic.Int64
+	// looseEnd is where the log ended when only what is durable began to count.
+	looseEnd atomic.Int64
 	// clean is how far compaction has come; who checkpoints replaces it.
 	clean atomic.Pointer[cleanState]
 	// purgedTo and cleanedTo are those of the next checkpoint.
@@ -110,6 +112,7 @@ type kept struct {
 	checkpoint checkpoint
 	epochs     *epochList // as in the file; compared by identity
 	suspicion  Suspicion
+	loose      bool // what was not durable may have been counted
 }
 
 // OpenLog opens the log in dir, and makes it when there is none. It must not
@@ -129,7 +132,8 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	if l.idle == nil {
 		l.idle = NewIdleFiles(defaultIdleFiles)
 	}
-	l.SetConfig(cfg)
+	cfg = cfg.withDefaults()
+	l.config.Store(&cfg)
 	if err := l.failed.Err(); err != nil {
 		return nil, Recovery{}, err
 	}
@@ -149,10 +153,32 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	return l, report, nil
 }
 
-// SetConfig changes how the log is kept from now on.
-func (l *Log) SetConfig(cfg Config) {
+// SetConfig changes how the log is kept from now on. Where the log's owner comes
+// to count what is not durable, that is durable when it returns: a power cut may
+// take it, whatever counts by the next start. On an error nothing has changed.
+// No append may be under way.
+func (l *Log) SetConfig(cfg Config) error {
 	cfg = cfg.withDefaults()
+	switch was := l.Config().Flush; {
+	case was == cfg.Flush:
+	case cfg.Flush == FlushSync:
+		l.looseEnd.Store(l.end.Load())
+	default:
+		l.checkpointing.take()
+		defer l.checkpointing.give()
+
+		if err := l.usable(); err != nil {
+			return err
+		}
+		tight := !l.kept.loose
+		l.kept.loose = true
+		if err := l.checkpointLocked(); err != nil {
+			l.kept.loose = !tight
+			return err
+		}
+	}
 	l.config.Store(&cfg)
+	return nil
 }
 
 // Config returns the configuration in force, defaults filled in.
@@ -360,6 +386,9 @@ func (l *Log) Checkpoint() error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	if l.Config().Flush == FlushSync && l.durable.Load() >= min(l.looseEnd.Load(), l.end.Load()) {
+		l.kept.loose = false
+	}
 	for _, s := range l.view.Load().segments {
 		if err := s.index.flush(); err != nil && !errors.Is(err, errGone) {
 			if err = l.check(err); !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) {
@@ -385,7 +414,7 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	}
 	next.logStart = start
 	next.highWatermark = record.Offset(l.highWatermark.Load())
-	next.suspicion = l.kept.suspicion
+	next.suspicion, next.loose = l.kept.suspicion, l.kept.loose
 	next.purgedTo, next.cleanedTo = record.Offset(l.purgedTo.Load()), record.Offset(l.cleanedTo.Load())
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())

@@ -305,19 +305,21 @@ func TestRoot_unopenedPartitionsKeepTheirPast(t *testing.T) {
 func TestRoot_OpenPartition_makesSuspect(t *testing.T) {
 	sync := commitlog.Config{Flush: commitlog.FlushSync}
 	tests := map[string]struct {
-		boot string
-		cfg  commitlog.Config
-		want commitlog.Suspicion
+		boot       string
+		first, cfg commitlog.Config
+		want       commitlog.Suspicion
 	}{
-		"the same boot":            {"boot-1", commitlog.Config{}, commitlog.NotSuspect},
-		"another boot":             {"boot-2", commitlog.Config{}, commitlog.SuspectOther},
-		"another boot, flush=sync": {"boot-2", sync, commitlog.NotSuspect},
+		"the same boot":                         {"boot-1", commitlog.Config{}, commitlog.Config{}, commitlog.NotSuspect},
+		"another boot":                          {"boot-2", commitlog.Config{}, commitlog.Config{}, commitlog.SuspectOther},
+		"another boot, flush=sync":              {"boot-2", sync, sync, commitlog.NotSuspect},
+		"another boot, flush=sync only by then": {"boot-2", commitlog.Config{}, sync, commitlog.SuspectOther},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			m := vfs.NewMem()
 			r := openRoot(t, m, rootOptions())
-			log, _ := openPartition(t, r, topicA, 0, true)
+			log, _, err := r.OpenPartition(topicA, "topic-a", 0, test.first, true)
+			rootMust(t, err)
 			mustAppend(t, log, "a")
 			m.Kill()
 			r = openRoot(t, m, rootOptions(inBoot(test.boot)))

@@ -34,6 +34,8 @@ type Recovery struct {
 	// Suspicion is why the log may miss what was acknowledged, whoever
 	// vouches for it; NotSuspect when it does not.
 	Suspicion Suspicion
+	// Loose: what was not durable may have been counted before this start.
+	Loose bool
 	// Events are what an operator should hear of.
 	Events []Event
 	// Strange are the directories in the partition's, where only files belong.
@@ -212,7 +214,7 @@ func (r *recovery) begin() {
 	}
 	r.report.LogStart, r.report.HighWatermark = r.kept.logStart, r.kept.highWatermark
 	r.report.RecoveryPoint = r.kept.recoveryPoint
-	r.report.Suspicion = r.kept.suspicion
+	r.report.Suspicion, r.report.Loose = r.kept.suspicion, r.kept.loose
 }
 
 // loadIndexes takes over the indexes whose size may be right. Of a sealed

@@ -259,8 +259,13 @@ func (r *recovery) keep() error {
 	}
 	l.kept.checkpoint = r.kept
 	l.kept.suspicion = r.report.Suspicion
+	// Whoever vouches for the log has not said so yet: it stays, though the log
+	// is durable to its end.
+	l.kept.loose = r.kept.loose || l.Config().Flush != FlushSync
+	l.looseEnd.Store(int64(r.next))
 	if !r.inFile {
 		c := r.kept
+		c.loose = l.kept.loose
 		c.recoveryPoint = 0
 		c.suspicion = r.report.Suspicion
 		if err := createCheckpoint(l.fs, l.dir, &c); err != nil {
@@ -272,7 +277,7 @@ func (r *recovery) keep() error {
 		l.kept.checkpoint = c
 	}
 	err := l.checkpointLocked()
-	if errors.Is(err, ErrStorageFull) {
+	if errors.Is(err, ErrStorageFull) && l.kept.checkpoint.loose == l.kept.loose {
 		return nil // the next one catches up; until then there is more to scan
 	}
 	return err

@@ -187,7 +187,7 @@ func suspicion(start Start, cfg Config, rec *Recovery) Suspicion {
 	if cut := rec.TornBytes > 0; cut && (start.Clean || start.SameBoot && rec.Spoiled) {
 		return SuspectTail
 	}
-	if start.Trusted() || cfg.Flush == FlushSync && !start.Copied {
+	if start.Trusted() || cfg.Flush == FlushSync && !rec.Loose && !start.Copied {
 		return NotSuspect
 	}
 	return SuspectOther

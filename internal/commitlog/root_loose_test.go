@@ -1,0 +1,56 @@
+package commitlog_test
+
+import (
+	"testing"
+
+	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/vfs"
+)
+
+// Whether a log can have lost what counted in a power cut depends on what counted
+// then, not on what counts at the next start.
+func TestRoot_powerCutWhereTheModeChanged(t *testing.T) {
+	sync, async := commitlog.Config{Flush: commitlog.FlushSync}, commitlog.Config{}
+	to := func(cfg commitlog.Config) func(*commitlog.Log) error {
+		return func(l *commitlog.Log) error { return l.SetConfig(cfg) }
+	}
+	add := func(l *commitlog.Log) error { return appendValue(l, "a") }
+	for name, c := range map[string]struct {
+		first commitlog.Config
+		do    []func(*commitlog.Log) error
+		want  commitlog.Suspicion
+	}{
+		"always durable":                 {sync, []func(*commitlog.Log) error{add}, commitlog.NotSuspect},
+		"never until the start":          {async, []func(*commitlog.Log) error{add}, commitlog.SuspectOther},
+		"not any more, and now again":    {sync, []func(*commitlog.Log) error{to(async), add}, commitlog.SuspectOther},
+		"from now on":                    {async, []func(*commitlog.Log) error{add, to(sync), (*commitlog.Log).Checkpoint}, commitlog.SuspectOther},
+		"from now on, and all is synced": {async, []func(*commitlog.Log) error{add, to(sync), (*commitlog.Log).Sync, (*commitlog.Log).Checkpoint}, commitlog.NotSuspect},
+		"from now on, and what was there is synced": {
+			async, []func(*commitlog.Log) error{add, to(sync), (*commitlog.Log).Sync, add, (*commitlog.Log).Checkpoint}, commitlog.NotSuspect,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := vfs.NewMem()
+			root := openRoot(t, mem, rootOptions())
+			log, _, err := root.OpenPartition(topicA, "a", 0, c.first, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, do := range c.do {
+				rootMust(t, do(log))
+			}
+			for _, cut := range []int{1, 2} { // what is not lifted stays
+				mem = powerCut(mem, 1, 0)
+				boot := []string{"", "boot-2", "boot-3"}[cut]
+				root = openRoot(t, mem, rootOptions(inBoot(boot)))
+				log, rec, err := root.OpenPartition(topicA, "a", 0, sync, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rec.Suspicion != c.want || log.Suspicion() != c.want {
+					t.Errorf("at start %d: %v, want %v", cut, rec.Suspicion, c.want)
+				}
+			}
+		})
+	}
+}
