@@ -229,9 +229,10 @@ func (k *cluster) run(ctx context.Context) {
 		}
 		if err != nil {
 			failures++
-			// Those it has told of can tell, too, if no seed is left. That the seeds
-			// are others now does not say that they can be reached.
-			if !errors.Is(err, ErrUnreachable) || k.askAround(ctx) || failures > 1 {
+			// Those it has told of can tell, too, if no seed is left, or if this one knows
+			// nothing of the cluster itself. That the seeds are others now does not say that
+			// they can be reached.
+			if !errors.Is(err, ErrUnreachable) && !errors.Is(err, ErrStaleMetadata) || k.askAround(ctx) || failures > 1 {
 				k.idle(ctx, backoffFor(failures))
 			}
 		}

@@ -38,6 +38,7 @@ type fakeNode struct {
 	// fetch. The fakeBroker's mu guards them.
 	down, blackhole bool
 	frozen          bool // it answers nothing
+	outside         bool // no controller has let it in
 	apart           bool // from the controllers: it changes nothing
 	cluster         string
 	direct, proxied int
@@ -208,12 +209,16 @@ func failure(it *runnelv1.ItemError) error {
 	return st.Err()
 }
 
-// stuck does not return while the node is frozen, but with ctx.
+// stuck does not return while the node is frozen, but with ctx, and returns what one
+// says that was not let into the cluster.
 func (d *fakeNode) stuck(ctx context.Context) error {
 	for {
 		d.mu.Lock()
-		changed, frozen := d.changed, d.frozen
+		changed, frozen, outside := d.changed, d.frozen, d.outside
 		d.mu.Unlock()
+		if outside {
+			return failure(item(runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA, codes.Unavailable))
+		}
 		if !frozen {
 			return nil
 		}
