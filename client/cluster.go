@@ -229,9 +229,10 @@ func (k *cluster) run(ctx context.Context) {
 		}
 		if err != nil {
 			failures++
-			// Those it has told of can tell, too, if no seed is left. That the seeds
-			// are others now does not say that they can be reached.
-			if !errors.Is(err, ErrUnreachable) || k.askAround(ctx) || failures > 1 {
+			// Those it has told of can tell, too, if no seed is left, or if this one knows
+			// nothing of the cluster itself. That the seeds are others now does not say that
+			// they can be reached.
+			if !errors.Is(err, ErrUnreachable) && !errors.Is(err, ErrStaleMetadata) || k.askAround(ctx) || failures > 1 {
 				k.idle(ctx, backoffFor(failures))
 			}
 		}
@@ -337,18 +338,30 @@ func (k *cluster) leftSilent(p place, moves int64) bool {
 func (k *cluster) askAround(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	var watching sync.WaitGroup
+	var watched error
+	watching.Go(func() { watched = k.ask(ctx, k.c.conn) })
+	good := k.among(func(conn *grpc.ClientConn) error { return k.ask(ctx, conn) })
+	watching.Wait()
+	if watched == nil || len(good) == 0 {
+		return true
+	}
+	k.c.reseed(good)
+	k.moves.Add(1)
+	return false
+}
+
+// among asks all brokers that are known at once, and returns those that gave a good answer.
+func (k *cluster) among(ask func(conn *grpc.ClientConn) error) (good []string) {
 	var (
-		asking  sync.WaitGroup
-		mu      sync.Mutex
-		good    []string
-		watched error
+		asking sync.WaitGroup
+		mu     sync.Mutex
 	)
-	asking.Go(func() { watched = k.ask(ctx, k.c.conn) })
 	for _, addr := range k.around() {
 		asking.Go(func() {
 			d, err := k.c.directTo(addr)
 			if err == nil {
-				err = k.ask(ctx, d.conn)
+				err = ask(d.conn)
 			}
 			if err == nil {
 				mu.Lock()
@@ -358,12 +371,27 @@ func (k *cluster) askAround(ctx context.Context) bool {
 		})
 	}
 	asking.Wait()
-	if watched == nil || len(good) == 0 {
-		return true
+	return good
+}
+
+// elsewhere looks for brokers that are with a controller. The seeds begin with
+// those; false when there are none.
+func (k *cluster) elsewhere(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	good := k.among(func(conn *grpc.ClientConn) error {
+		resp, err := runnelv1.NewAdminServiceClient(conn).DescribeCluster(ctx, &runnelv1.DescribeClusterRequest{})
+		if id := k.view.Load().id; err == nil && (resp.GetController() == "" || id != "" && id != resp.GetClusterId()) {
+			return errForeign
+		}
+		return err
+	})
+	if len(good) == 0 {
+		return false
 	}
 	k.c.reseed(good)
 	k.moves.Add(1)
-	return false
+	return true
 }
 
 // ask asks one broker, once, for all that fits into its first page.

@@ -38,6 +38,8 @@ type fakeNode struct {
 	// fetch. The fakeBroker's mu guards them.
 	down, blackhole bool
 	frozen          bool // it answers nothing
+	outside         bool // no controller has let it in
+	apart           bool // from the controllers: it changes nothing
 	cluster         string
 	direct, proxied int
 	// asked counts questions about the cluster. Later ones than mostQuestions are
@@ -80,9 +82,17 @@ func (f *fakeBroker) addNode(tb testing.TB, addr string, knows bool) {
 // tell of the cluster.
 func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool, opts ...grpc.ServerOption) (stop func()) {
 	d := &fakeNode{fakeBroker: f, id: len(f.nodes), addr: addr, cluster: "fake", lis: lis}
-	unless := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	unless := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		if err := d.stuck(ctx); err != nil {
 			return nil, err
+		}
+		switch info.FullMethod {
+		case runnelv1.AdminService_DescribeCluster_FullMethodName:
+			return d.describeCluster(), nil
+		case runnelv1.AdminService_CreateTopics_FullMethodName:
+			if err := d.unmade(ctx); err != nil {
+				return nil, err
+			}
 		}
 		return handle(ctx, req)
 	}
@@ -108,6 +118,35 @@ func (f *fakeBroker) startNode(addr string, lis net.Listener, knows bool, opts .
 			f.group.readers.Wait()
 		}
 	}
+}
+
+// describeCluster names a controller, unless the node is apart.
+func (d *fakeNode) describeCluster() *runnelv1.DescribeClusterResponse {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	resp := &runnelv1.DescribeClusterResponse{ClusterId: d.cluster, Controller: "controller:7422"}
+	if d.apart {
+		resp.Controller = ""
+	}
+	return resp
+}
+
+// unmade is what a change gets at a node that is apart, after a while.
+func (d *fakeNode) unmade(ctx context.Context) error {
+	d.mu.Lock()
+	apart := d.apart
+	d.mu.Unlock()
+	if !apart {
+		return nil
+	}
+	timer := time.NewTimer(10 * time.Second)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return failure(item(runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE, codes.Unavailable, "changed", "no"))
 }
 
 func (f *fakeBroker) dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -170,12 +209,16 @@ func failure(it *runnelv1.ItemError) error {
 	return st.Err()
 }
 
-// stuck does not return while the node is frozen, but with ctx.
+// stuck does not return while the node is frozen, but with ctx, and returns what one
+// says that was not let into the cluster.
 func (d *fakeNode) stuck(ctx context.Context) error {
 	for {
 		d.mu.Lock()
-		changed, frozen := d.changed, d.frozen
+		changed, frozen, outside := d.changed, d.frozen, d.outside
 		d.mu.Unlock()
+		if outside {
+			return failure(item(runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA, codes.Unavailable))
+		}
 		if !frozen {
 			return nil
 		}

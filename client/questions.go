@@ -16,12 +16,15 @@ var errSilent = errors.New("the broker has fallen silent")
 
 // questions are the calls through one of the seeds. One whose broker has fallen
 // silent is asked again at another one where that changes nothing; any other waits on,
-// since it may have been done.
+// since it may have been done. A change that was certainly not made, because its broker
+// is cut off from the controllers, is asked for once more where one is that is not. What
+// a broker refuses because it knows nothing of the cluster is asked again at one that does.
 type questions struct{ c *Client }
 
 // Invoke implements grpc.ClientConnInterface.
 func (q questions) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	for {
+	for moved := false; ; {
+		at := q.c.cluster.moves.Load()
 		one, cancel := context.WithCancelCause(ctx)
 		var doubting sync.WaitGroup
 		doubting.Go(func() {
@@ -32,15 +35,35 @@ func (q questions) Invoke(ctx context.Context, method string, args, reply any, o
 		err := q.c.conn.Invoke(one, method, args, reply, opts...)
 		cancel(nil)
 		doubting.Wait()
-		if err == nil || ctx.Err() != nil || !errors.Is(context.Cause(one), errSilent) {
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return err
+		case errors.Is(context.Cause(one), errSilent):
+		case uninformed(err) && q.c.cluster.movesOn(ctx, at):
+		case !moved && unmade(err) && q.c.cluster.elsewhere(ctx):
+			moved = true
+		default:
 			return err
 		}
 	}
 }
 
+// unmade reports whether an error says that a change was not made because there was
+// no controller to make it.
+func unmade(err error) bool {
+	e, ok := asError(rpcError(err))
+	return ok && e.Metadata["changed"] == "no"
+}
+
 // NewStream implements grpc.ClientConnInterface.
 func (q questions) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	return q.c.conn.NewStream(ctx, desc, method, opts...)
+}
+
+// uninformed reports whether a broker has done nothing, for it can't tell what there is.
+func uninformed(err error) bool {
+	e, ok := asError(rpcError(err))
+	return ok && !e.OutcomeUnknown && errors.Is(e, ErrStaleMetadata)
 }
 
 // harmless reports whether a call changes nothing but, at most, takes a producer id
@@ -73,17 +96,22 @@ func (k *cluster) fallsSilent(ctx context.Context) bool {
 		if pause(ctx, doubtAfter); ctx.Err() != nil {
 			return false
 		}
-		select {
-		case k.asking <- struct{}{}: // one at a time asks around, for all
-		case <-ctx.Done():
-			return false
-		}
-		moved := k.moves.Load() != at || !k.askAround(ctx)
-		<-k.asking
-		if moved {
+		if k.movesOn(ctx, at) {
 			return ctx.Err() == nil
 		}
 	}
+}
+
+// movesOn asks around, unless the seeds have changed since there were at changes, and
+// reports whether they begin with another broker now.
+func (k *cluster) movesOn(ctx context.Context, at int64) bool {
+	select {
+	case k.asking <- struct{}{}: // one at a time asks around, for all
+	case <-ctx.Done():
+		return false
+	}
+	defer func() { <-k.asking }()
+	return k.moves.Load() != at || !k.askAround(ctx)
 }
 
 // around are the brokers to ask when one is silent: those that are known, and those

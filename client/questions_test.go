@@ -15,6 +15,16 @@ import (
 // first one.
 func (f *fakeBroker) known(t *testing.T, opts ...client.Option) *client.Client {
 	t.Helper()
+	c := f.anywhere(t, opts...)
+	if err := c.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// anywhere returns a client of all brokers, the first one first.
+func (f *fakeBroker) anywhere(t *testing.T, opts ...client.Option) *client.Client {
+	t.Helper()
 	var addrs []string
 	for _, d := range f.nodes {
 		addrs = append(addrs, d.addr)
@@ -24,9 +34,6 @@ func (f *fakeBroker) known(t *testing.T, opts ...client.Option) *client.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	if err := c.Ping(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	return c
 }
 
@@ -92,6 +99,40 @@ func TestQuestions_hangsFromTheStart(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 	})
+}
+
+// A change that was not made, because its broker is cut off from the controllers, is
+// asked for where there is one; and only told of where there is none.
+func TestQuestions_changeElsewhere(t *testing.T) {
+	for apart := 1; apart <= 3; apart++ {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeCluster(t, 3, nil)
+			c := f.known(t)
+			f.locked(func() {
+				for _, d := range f.nodes[:apart] {
+					d.apart = true
+				}
+			})
+			begun := time.Now()
+			_, err := c.NewAdmin().CreateTopics(t.Context(), []client.NewTopic{{Name: "n", Partitions: 1}})
+			if took := time.Since(begun); took > 12*time.Second {
+				t.Errorf("%d apart: took %v", apart, took)
+			}
+			if apart == 3 {
+				if e, ok := errors.AsType[*client.Error](err); !ok || e.Metadata["changed"] != "no" || errors.Is(err, client.ErrOutcomeUnknown) {
+					t.Errorf("all apart: %v", err)
+				}
+				return
+			}
+			if err != nil || !f.topic("n") {
+				t.Errorf("%d apart: %v", apart, err)
+			}
+			begun = time.Now()
+			if _, err := c.NewAdmin().CreateTopics(t.Context(), []client.NewTopic{{Name: "m", Partitions: 1}}); err != nil || time.Since(begun) > time.Second {
+				t.Errorf("the next one: %v, after %v", err, time.Since(begun))
+			}
+		})
+	}
 }
 
 // A change that a broker may have made is not asked for again, and its outcome is
@@ -241,4 +282,34 @@ func TestQuestions_many(t *testing.T) {
 			t.Errorf("the other one was asked %d times for a sign of life", n)
 		}
 	})
+}
+
+// A broker that was never let into the cluster knows nothing of it. A client that comes
+// to it first goes to another one, with questions and changes alike.
+func TestQuestions_seedOutsideTheCluster(t *testing.T) {
+	for name, opts := range map[string][]client.Option{"direct": nil, "proxy": {client.WithRouting(client.Proxy)}} {
+		all := asks(t, nil)
+		all["create"] = nil
+		for ask := range all {
+			t.Run(name+", "+ask, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFakeCluster(t, 3, map[string]int{"t": 1})
+					f.locked(func() {
+						f.topics["t"].parts[0].lead(1)
+						f.nodes[0].outside = true
+					})
+					c := f.anywhere(t, opts...)
+					do := asks(t, c)
+					do["create"] = func(ctx context.Context) error {
+						return second(c.NewAdmin().CreateTopics(ctx, []client.NewTopic{{Name: "u"}}))
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					defer cancel()
+					if err := do[ask](ctx); err != nil {
+						t.Fatal(err)
+					}
+				})
+			})
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -219,6 +220,32 @@ func TestReconnectedBroker_is_not_fenced(t *testing.T) {
 			w.t.Errorf("broker 1 is %v, partition %v", b[1].phase(1), p)
 		}
 	})
+}
+
+// A broker is not dead when it came back between the two refusals, or when there was only one.
+func TestRefusedOnce_is_not_death(t *testing.T) {
+	const addr = "broker-1:7421"
+	for name, back := range map[string]func(w *world, b *broker){
+		"it is back":      func(_ *world, b *broker) { b.serve(addr1) },
+		"it listens anew": func(w *world, _ *broker) { w.setDial(addr, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			detecting(t, 3, nil, func(w *world, b []*broker, _ []*door) {
+				topic := mustCreate(w.t, w.client(addr1), &runnelv1.NewTopic{Name: "t", ReplicationFactor: new(int32(3))}).GetTopicId()
+				before := b[1].partition(topic, 0)
+				w.setDial(addr, syscall.ECONNREFUSED)
+				_ = b[0].conn.Close()
+				<-b[0].ended
+				b[0].cancel()
+				time.Sleep(25 * time.Millisecond) // between the dials
+				back(w, b[0])
+				time.Sleep(2 * time.Second)
+				if p := b[1].partition(topic, 0); b[1].phase(1) != inService || p.GetPartitionEpoch() != before.GetPartitionEpoch() {
+					w.t.Errorf("broker 1 is %v, partition %v", b[1].phase(1), p)
+				}
+			})
+		})
+	}
 }
 
 // inPairs runs a test with an active controller that can be killed, a standby, and n brokers at the active one.

@@ -290,8 +290,19 @@ func TestPreferredLeader_gets_it_back_when_all_was_well_for_a_while(t *testing.T
 		if p := other.partition(topic, 0); p.GetLeader() != other.id() {
 			t.Fatalf("it was not in sync: %v", p)
 		}
-		other.propose(1, topic, 0, all...)
-		other.until("the full ISR", func() bool { return len(other.partitions[partitionName(topic, 0)].GetIsr()) == 3 })
+		other.propose(1, topic, 0, all[:2]...)
+		other.awaitISR(topic, 0, all[:2]...)
+		time.Sleep(2 * time.Minute)
+		if p := other.partition(topic, 0); p.GetLeader() != other.id() {
+			t.Fatalf("another one was not in sync: %v", p)
+		}
+		other.propose(2, topic, 0, all...)
+		other.awaitISR(topic, 0, all...)
+		time.Sleep(40 * time.Second)
+		other.propose(3, topic, 0, all[:2]...) // out and in again, between two looks
+		other.awaitISR(topic, 0, all[:2]...)
+		other.propose(4, topic, 0, all...)
+		other.awaitISR(topic, 0, all...)
 		start := time.Now()
 		other.until("the preferred leader", func() bool { return other.partitions[partitionName(topic, 0)].GetLeader() == back.id() })
 		if took := time.Since(start); took < time.Minute || took > 63*time.Second {

@@ -99,6 +99,7 @@ func (c *connection) register() *controllerv1.SessionRequest {
 	broker, _ := proto.Clone(c.session.cfg.Broker).(*controllerv1.BrokerRecord)
 	return &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Register{Register: &controllerv1.Register{
 		Broker: broker, ClusterId: id.ClusterID(), HighestControllerEpoch: id.HighestControllerEpoch(), DataEpoch: id.DataEpoch(),
+		BrokerEpoch: c.session.Epoch(),
 	}}}
 }
 

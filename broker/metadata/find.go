@@ -47,6 +47,29 @@ func (f Finder) Find(ctx context.Context, name, id string) (*Topic, error) {
 	return f.Store.Load().Resolve(name, id)
 }
 
+// Image returns the picture of the cluster as it is known. While this broker has had
+// none since it was started, it waits a moment for it, and then returns ErrStale: the
+// empty picture would say that there is nothing.
+func (f Finder) Image(ctx context.Context) (*Image, error) {
+	wait, cancel := context.WithTimeout(ctx, catchUpWait)
+	defer cancel()
+	for {
+		changed := f.Store.Changed()
+		if img := f.Store.Load(); img.ClusterID != "" {
+			return img, nil
+		}
+		select {
+		case <-changed:
+		case <-wait.Done():
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			return nil, refusal.New(ErrStale, nil,
+				"this broker knows nothing of the cluster yet, for no controller has let it in since it was started: ask another broker, or try again")
+		}
+	}
+}
+
 // maxNameLength bounds a topic's name.
 const maxNameLength = 249
 

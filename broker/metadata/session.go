@@ -145,7 +145,7 @@ func (s *Session) Run(ctx context.Context) error {
 				duplicateSince = time.Now()
 			}
 			if time.Since(duplicateSince) > duplicateWait {
-				return fmt.Errorf("%w: give this one another broker.id, or stop the other", err)
+				return fmt.Errorf("for %s: %w", duplicateWait, err)
 			}
 		}
 		if next.follow(err) {

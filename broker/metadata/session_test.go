@@ -223,7 +223,10 @@ func TestSilentController(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.controllers["a"].Set(metadatatest.Mute(true))
 		start := time.Now()
-		w.await(t, "a", func(h metadatatest.Heard) bool { return len(h.Registers) == 2 })
+		h := w.await(t, "a", func(h metadatatest.Heard) bool { return len(h.Registers) == 2 })
+		if first, again := h.Registers[0].GetBrokerEpoch(), h.Registers[1].GetBrokerEpoch(); first != 0 || again != w.Epoch() {
+			t.Errorf("registered as one with epochs %d and %d, want 0 and %d", first, again, w.Epoch())
+		}
 		if took := time.Since(start); took < time.Second || took > 2600*time.Millisecond {
 			t.Errorf("registered anew after %v, want about 2 s", took)
 		}

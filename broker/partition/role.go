@@ -27,19 +27,28 @@ func (p *Partition) apply(t *metadata.Topic, mp *metadata.Partition, mayLead boo
 // applyToken needs the writing token.
 func (p *Partition) applyToken(t *metadata.Topic, mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.topic.Store(t)
+	if p.isStopped() {
+		return nil
+	}
+	var failed error
+	if err := p.log.SetConfig(logConfig(t, mp)); err != nil {
+		failed = p.changeFailed("change the keeping of", err)
+		durably := *mp // counts what the log is kept for; it is tried again
+		durably.Sync = true
+		mp = &durably
+	}
+	return errors.Join(failed, p.actToken(mp, mayLead, session))
+}
+
+// actToken makes the partition what mp says. It needs the writing token.
+func (p *Partition) actToken(mp *metadata.Partition, mayLead bool, session uint64) error {
 	p.mu.Lock()
 	role, epoch, stopped := p.core.role, p.core.epoch, p.stopped
 	p.known = *mp
 	p.mu.Unlock()
-	if stopped != nil {
-		return nil
-	}
-	// Before anything is counted by another flush mode, here or by the leader.
-	if err := p.log.SetConfig(logConfig(t, mp)); err != nil {
-		p.stand(idle, mp, session)
-		return p.changeFailed("change the configuration of", err)
-	}
 	switch {
+	case stopped != nil:
+		return nil
 	case !mayLead || mp.Leader != p.host.self:
 		p.yield(mp, session)
 		return p.vouch(mp, mayLead)
@@ -97,17 +106,13 @@ func (p *Partition) keepFlushingLocked() {
 
 // yield stops leading, or following another.
 func (p *Partition) yield(mp *metadata.Partition, session uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
 	r := idle
 	if mp.Leader != metadata.NoBroker && mp.Leader != p.host.self {
 		r = following
 	}
-	p.stand(r, mp, session)
-}
-
-func (p *Partition) stand(r role, mp *metadata.Partition, session uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
 	if p.core.stand(r, mp, session) {
 		p.noteLocked(p.ackNote)
 		p.ackNote = nil

@@ -104,7 +104,7 @@ func withOffice(t *testing.T, c *clerk, f func(o *office)) {
 			},
 			Identity: &testIdentity{}, Condition: func() metadata.Condition { return metadata.Condition{} }, Log: zerolog.Nop(),
 		}, store)
-		o.AdminService = NewAdminService(AdminDeps{Store: store, Session: session, Log: zerolog.Nop()})
+		o.AdminService = NewAdminService(AdminDeps{Store: store, Session: session, Finder: metadata.Finder{Store: store}, Log: zerolog.Nop()})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = srv.Serve(lis) })

@@ -15,7 +15,10 @@ import (
 // DescribeCluster implements runnelv1.AdminServiceServer.
 func (s *AdminService) DescribeCluster(ctx context.Context, _ *runnelv1.DescribeClusterRequest) (*runnelv1.DescribeClusterResponse, error) {
 	controller := s.presentController(ctx)
-	img := s.deps.Store.Load()
+	img, err := s.deps.Finder.Image(ctx)
+	if err != nil {
+		return nil, err
+	}
 	leaders, replicas := map[metadata.BrokerID]int32{}, map[metadata.BrokerID]int32{}
 	var topics, partitions int32
 	for _, t := range img.Topics() {

@@ -107,6 +107,9 @@ func (s *AdminService) ListOffsets(ctx context.Context, req *runnelv1.ListOffset
 	}
 	ctx, cancel := patience(ctx)
 	defer cancel()
+	if _, err := s.deps.Finder.Image(ctx); err != nil {
+		return nil, err
+	}
 	resp := &runnelv1.ListOffsetsResponse{}
 	var asked []offsetAsked
 	question := router.Question{

@@ -64,7 +64,11 @@ func (s *AdminService) ListPartitions(ctx context.Context, req *runnelv1.ListPar
 	if err != nil {
 		return nil, err
 	}
-	topics := s.deps.Store.Load().Topics()
+	img, err := s.deps.Finder.Image(ctx)
+	if err != nil {
+		return nil, err
+	}
+	topics := img.Topics()
 	if req.GetTopic() != "" {
 		t, err := s.deps.Finder.Find(ctx, req.GetTopic(), "")
 		if err != nil {

@@ -56,6 +56,7 @@ func withCounter(t *testing.T, f func(c *counter)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := &counter{t: t, store: metadata.NewStore(1), drain: make(chan struct{})}
+		c.store.Publish(&metadata.Image{Self: 1, ClusterID: "test"})
 		root, err := commitlog.OpenRoot(vfs.NewMem(), "data", commitlog.RootOptions{
 			BrokerID: 1, BootID: func() (string, error) { return "b", nil }, ReserveBytes: -1, BallastBytes: -1,
 		})

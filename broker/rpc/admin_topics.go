@@ -59,7 +59,7 @@ func from(topics []*metadata.Topic, last string) []*metadata.Topic {
 func fieldSize(m proto.Message) int { return 2 + protowire.SizeBytes(proto.Size(m)) }
 
 // ListTopics implements runnelv1.AdminServiceServer.
-func (s *AdminService) ListTopics(_ context.Context, req *runnelv1.ListTopicsRequest) (*runnelv1.ListTopicsResponse, error) {
+func (s *AdminService) ListTopics(ctx context.Context, req *runnelv1.ListTopicsRequest) (*runnelv1.ListTopicsResponse, error) {
 	size := int32(defaultListPage)
 	if req.PageSize != nil {
 		size = min(req.GetPageSize(), maxListPage)
@@ -71,9 +71,13 @@ func (s *AdminService) ListTopics(_ context.Context, req *runnelv1.ListTopicsReq
 	if err != nil {
 		return nil, err
 	}
+	img, err := s.deps.Finder.Image(ctx)
+	if err != nil {
+		return nil, err
+	}
 	resp := &runnelv1.ListTopicsResponse{}
 	bytes := 0
-	for _, t := range from(s.deps.Store.Load().Topics(), last) {
+	for _, t := range from(img.Topics(), last) {
 		if !strings.HasPrefix(t.Name, req.GetPrefix()) || (t.Internal && !req.GetIncludeInternal()) {
 			continue
 		}
@@ -104,6 +108,9 @@ func (s *AdminService) DescribeTopics(ctx context.Context, req *runnelv1.Describ
 	}
 	if req.GetFromPartition() < 0 || most < 0 {
 		return nil, invalid("from_partition %d, max_partitions %d: neither may be negative", req.GetFromPartition(), most)
+	}
+	if _, err := s.deps.Finder.Image(ctx); err != nil {
+		return nil, err
 	}
 	resp := &runnelv1.DescribeTopicsResponse{}
 	budget := maxAnswer

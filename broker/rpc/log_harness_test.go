@@ -124,6 +124,7 @@ func newTestBroker(tb testing.TB, cfg testConfig) *testBroker {
 		tb.Fatal(err)
 	}
 	b := &testBroker{t: tb, root: root, store: metadata.NewStore(metadata.BrokerID(cfg.id)), topics: map[string]uuid.UUID{}}
+	b.store.Publish(&metadata.Image{Self: metadata.BrokerID(cfg.id), ClusterID: "test"})
 	session := &testSession{changed: make(chan struct{})}
 	b.set = partition.NewSet(partition.Config{Incarnation: incarnation}, partition.Deps{
 		Root: root, Store: b.store, Session: session, Log: zerolog.Nop(),

@@ -46,6 +46,9 @@ func (s *MetadataService) GetMetadata(ctx context.Context, req *runnelv1.GetMeta
 	if err != nil {
 		return nil, err
 	}
+	if _, err := s.deps.Finder.Image(ctx); err != nil {
+		return nil, err
+	}
 	topics, missing, err := s.wanted(ctx, req.GetTopics())
 	if err != nil {
 		return nil, err
@@ -149,6 +152,9 @@ func (w *watch) concerns(t *metadata.Topic) bool {
 func (s *MetadataService) WatchMetadata(
 	req *runnelv1.WatchMetadataRequest, stream grpc.ServerStreamingServer[runnelv1.WatchMetadataResponse],
 ) error {
+	if _, err := s.deps.Finder.Image(stream.Context()); err != nil {
+		return err
+	}
 	topics, missing, err := s.wanted(stream.Context(), req.GetTopics())
 	if err != nil {
 		return err

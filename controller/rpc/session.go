@@ -364,7 +364,7 @@ func toRegistration(r *controllerv1.Register) (state.Registration, error) {
 			return state.Registration{}, invalid("register: advertised internal address: %v", err)
 		}
 	}
-	reg := state.Registration{Broker: *b, DataEpoch: r.GetDataEpoch()}
+	reg := state.Registration{Broker: *b, DataEpoch: r.GetDataEpoch(), Epoch: r.GetBrokerEpoch()}
 	if r.GetClusterId() != "" {
 		if reg.ClusterID, err = uuid.Parse(r.GetClusterId()); err != nil {
 			return reg, invalid("register: cluster_id %.100q is no UUID", r.GetClusterId())

@@ -16,15 +16,18 @@ type Registration struct {
 	ClusterID uuid.UUID
 	// DataEpoch is the epoch of the incarnation that last had its data; 0: none.
 	DataEpoch int64
+	// Epoch is that under which this process was registered before; 0: never.
+	Epoch int64
 	// Alive is true while the process that is registered under the id may still live.
 	Alive bool
 }
 
 // Register returns the changes that let a broker in; none when this incarnation is registered already. A new incarnation from
-// the registered data root replaces the old one at once; one from another root must wait until the old one is dead.
+// the registered data root replaces the old one at once; one from another root must wait until the old one is dead, and so must
+// one that was replaced, or two processes with copies of one root would take turns for ever.
 func (i *Image) Register(r Registration) ([]Change, error) {
 	if r.Broker.ID < 0 {
-		return nil, refuse(ErrInvalidRequest, fmt.Sprintf("broker.id is %d: it must be 0 or more", r.Broker.ID))
+		return nil, refuse(ErrInvalidRequest, fmt.Sprintf("the broker's id is %d: it must be 0 or more", r.Broker.ID))
 	}
 	if r.ClusterID != uuid.Nil && r.ClusterID != i.ClusterID() {
 		return nil, refuse(ErrClusterMismatch,
@@ -41,7 +44,12 @@ func (i *Image) Register(r Registration) ([]Change, error) {
 	}
 	if old != nil && old.DirectoryID != r.Broker.DirectoryID && r.Alive {
 		return nil, refuse(ErrDuplicateBroker,
-			fmt.Sprintf("broker %d is registered and alive with another data directory: give this one another broker.id, or stop the other one", old.ID),
+			fmt.Sprintf("broker %d is registered and alive with another data directory: give this one another id, or stop the other one", old.ID),
+			"broker", itoa(old.ID))
+	}
+	if old != nil && r.Epoch > 0 && r.Epoch < old.Epoch && r.Alive {
+		return nil, refuse(ErrDuplicateBroker,
+			fmt.Sprintf("broker %d was registered by another process since, from a copy of this one's data directory, and that one is alive: stop one of them, and remove its directory", old.ID),
 			"broker", itoa(old.ID))
 	}
 	if err := i.checkAddresses(&r.Broker); err != nil {

@@ -302,6 +302,16 @@ func TestRegister_counts_epochs_over_the_cluster(t *testing.T) {
 	if changes, err := b.Register(same); err != nil || len(changes) == 0 {
 		t.Errorf("the same data root: %v, %v", changes, err)
 	}
+	replaced := registration(1, 2)
+	replaced.Epoch = 3
+	replaced.Alive = true
+	if _, err := b.Register(replaced); !errors.Is(err, ErrDuplicateBroker) {
+		t.Errorf("a process that was replaced, while the later one lives: %v", err)
+	}
+	replaced.Alive = false
+	if changes, err := b.Register(replaced); err != nil || len(changes) == 0 {
+		t.Errorf("a process that was replaced, when the later one is dead: %v, %v", changes, err)
+	}
 }
 
 // What brokers are told adds up to what they would be told from the start, at every revision; topics and added partitions appear

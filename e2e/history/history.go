@@ -105,6 +105,9 @@ type Options struct {
 	// Duplicates are allowed: producers are not idempotent and were told to try
 	// again when they did not know the outcome.
 	Duplicates bool
+	// FromBeginning means that all readers begin at the first record of each
+	// partition.
+	FromBeginning bool
 }
 
 // A History is all that producers and readers of one topic saw. It is safe for
@@ -196,6 +199,8 @@ func (h *History) follow(r readerOf, offset int64) {
 		h.report(Back, "reader %d, partition %d: offset %d after %d", r.reader, r.partition, offset, before)
 	case ok && offset > before+1:
 		h.jumps = append(h.jumps, jump{reader: r, from: before, to: offset})
+	case !ok && h.o.FromBeginning:
+		h.jumps = append(h.jumps, jump{reader: r, from: -1, to: offset})
 	}
 	h.last[r] = offset
 }

@@ -66,10 +66,16 @@ func TestCheck(t *testing.T) {
 		"good":                         {tell: func(s story) { s.readAll(0) }},
 		"good, read by two":            {tell: func(s story) { s.readAll(0); s.readAll(1) }},
 		"good, a reader begins midway": {tell: func(s story) { s.readAll(0); s.readAll(1, 0, 1, 2) }},
-		"lost in the middle":           {tell: func(s story) { s.readAll(0, 1) }, want: []Kind{Lost, Skip}},
-		"lost at the beginning":        {tell: func(s story) { s.readAll(0, 0) }, want: []Kind{Lost}},
-		"lost at the end":              {tell: func(s story) { s.readAll(0, 6) }, want: []Kind{Unseen}},
-		"nothing read":                 {tell: func(story) {}, want: []Kind{Unseen}},
+		"a reader begins midway and must not": {
+			o: Options{FromBeginning: true}, tell: func(s story) { s.readAll(0); s.readAll(1, 0, 1, 2) }, want: []Kind{Skip},
+		},
+		"good, all begin at the beginning": {
+			o: Options{FromBeginning: true}, tell: func(s story) { s.readAll(0); s.readAll(1) },
+		},
+		"lost in the middle":    {tell: func(s story) { s.readAll(0, 1) }, want: []Kind{Lost, Skip}},
+		"lost at the beginning": {tell: func(s story) { s.readAll(0, 0) }, want: []Kind{Lost}},
+		"lost at the end":       {tell: func(s story) { s.readAll(0, 6) }, want: []Kind{Unseen}},
+		"nothing read":          {tell: func(story) {}, want: []Kind{Unseen}},
 		"one reader skips what another reads": {
 			tell: func(s story) { s.readAll(0); s.readAll(1, 3) }, want: []Kind{Skip},
 		},

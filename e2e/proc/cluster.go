@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -98,7 +99,7 @@ func (l *launcher) launch(ctx context.Context) error {
 			return err
 		}
 		n.plain = func() (*Process, error) { return l.run(m.name, append([]string{args[0]}, args[2:]...)) }
-		n.Internal, n.Etcd = m.listen, m.etcd
+		n.Internal, n.Etcd, n.flags = m.listen, m.etcd, args[2:]
 		n.joining = func(dir, others string) *Node {
 			again := *l
 			again.Dir = dir
@@ -117,13 +118,17 @@ func (l *launcher) launch(ctx context.Context) error {
 		if err := l.proxy(ctx, name, internal, &advertised); err != nil {
 			return err
 		}
-		n, err := l.start(name, admin, append([]string{"broker"}, set(append([]string{
+		args := append([]string{"broker"}, set(append([]string{
 			"id=" + strconv.Itoa(id), "data_dir=" + filepath.Join(l.Dir, name), "controllers=" + strings.Join(advertise, ","),
 			"listen.client=" + client, "listen.internal=" + internal, "listen.advertised_internal=" + advertised, "listen.admin=" + admin,
 			"storage.reserve_bytes=64MiB", "logging.format=text",
-		}, l.BrokerSet...))...))
+		}, l.BrokerSet...))...)
+		n, err := l.start(name, admin, args)
 		if err != nil {
 			return err
+		}
+		n.aside = func() (*Process, error) {
+			return l.run(name, slices.Concat(args, []string{"--set", "controllers=127.0.0.1:1"}))
 		}
 		n.Client, n.Internal = client, internal
 		l.g.Brokers = append(l.g.Brokers, n)

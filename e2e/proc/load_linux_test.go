@@ -94,7 +94,7 @@ const tails = 2
 func startLoad(t *testing.T, g *Group) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	l := &load{h: history.New(history.Options{}), g: g, stop: make(chan struct{}), quit: cancel, why: map[string]int{}}
+	l := &load{h: history.New(history.Options{FromBeginning: true}), g: g, stop: make(chan struct{}), quit: cancel, why: map[string]int{}}
 	t.Cleanup(l.end)
 	for i := range g.Brokers {
 		seeds := slices.Concat(g.Seeds()[i:], g.Seeds()[:i])

@@ -31,11 +31,15 @@ type Node struct {
 	Etcd     string // of a controller: address of etcd's port for clients
 
 	again func() (*Process, error)
+	// aside starts a broker that looks for its controllers where none are.
+	aside func() (*Process, error)
 	// joining returns a controller in the place of this one, which has no data,
 	// in dir, and joins the etcd at others. Restart starts it.
 	joining func(dir, others string) *Node
 	// plain starts a controller without --bootstrap.
 	plain func() (*Process, error)
+	// flags are those that a controller is started with.
+	flags []string
 }
 
 // Restart starts a node that has ended once more, on the same data and ports,

@@ -52,7 +52,7 @@ func brokerRows() []row {
 		{9, "a controller is paused, and writes when it is not the active one", map[string][]string{inSim: {"TestStoryDeposedControllerWrites"}, inController: {"TestDeposedController_is_fenced_by_its_first_write"}}, ""},
 		{10, "a follower is paused near the lag limit, again and again", map[string][]string{inSim: {"TestStoryFollowerNearTheLag"}}, ""},
 		{11, "a leader is cut off its followers only", map[string][]string{inSim: {"TestStoryEligibleReplicaTakesOver", "TestStoryMinimumChangesWhileOneStands"}}, ""},
-		{12, "a leader is cut off the controllers only", map[string][]string{inSim: {"TestStorySameLeaderInANewEpoch"}, inPartition: {"TestConfirmed_byFollowers"}}, ""},
+		{12, "a leader is cut off the controllers only", map[string][]string{inSim: {"TestStoryLeaderCutOffTheControllers", "TestStorySameLeaderInANewEpoch"}, inPartition: {"TestConfirmed_byFollowers"}}, ""},
 		{13, "a leader is cut off with its clients", map[string][]string{inSim: {"TestStoryIsolatedLeaderFallsSilent"}}, ""},
 		{14, "one direction of a link is cut", map[string][]string{inSim: {"TestStoryParkedWriteIsUncertain", "TestStoryShrinkIsUnanswered", "TestClusters"}}, "transactions do not exist yet"},
 		{15, "two of three are cut off each other, the third reaches both", map[string][]string{inSim: {"TestStoryEligibleReplicaTakesOver", "TestClusters"}}, ""},
@@ -83,7 +83,7 @@ func storeRows() []row {
 		{49, "etcd has no leader, or no quorum", map[string][]string{inSim: {"TestClusters", "TestStoryNoController"}, inController: {"TestStoreOutage_costs_admin_calls_only"}, inProc: {"TestCluster_controllersKilled"}}, ""},
 		{50, "etcd forgets what a watch has missed", map[string][]string{inSim: {"TestClusters"}, inController: {"TestCompactedWatch_resyncs_once"}}, ""},
 		{51, "an answer of etcd is lost, and what it was about was done", map[string][]string{inSim: {"TestClusters"}, inController: {"TestAmbiguousCommits_are_found_out"}}, ""},
-		{52, "all leases end", map[string][]string{inSim: {"TestClusters"}}, ""},
+		{52, "all leases end", map[string][]string{inSim: {"TestStoryAllLeasesEnd", "TestClusters"}}, ""},
 		{53, "etcd is full", map[string][]string{inController: {"TestFullStore_is_reported"}}, ""},
 		{54, "replicas are moved, and moved back", nil, "replicas can't be moved yet"},
 		{55, "a topic is deleted and made again while brokers are down", map[string][]string{inSim: {"TestStoryTopicComesBack"}}, ""},
@@ -94,9 +94,9 @@ func storeRows() []row {
 func clusterRows() []row {
 	return []row{
 		{61, "all brokers are killed, and no machine", map[string][]string{inSim: {"TestCaseAllBrokersKilled"}, inProc: {"TestCluster_allBrokersKilled"}}, ""},
-		{62, "the power of all brokers is cut", map[string][]string{inSim: {"TestStoryAllPowerCut"}, inController: {"TestSuspectReplica_is_elected_as_the_last_resort"}}, ""},
+		{62, "the power of all brokers is cut", map[string][]string{inSim: {"TestStoryAllPowerCut", "TestStoryMinimumIsLoweredAfterAPowerCut"}, inController: {"TestSuspectReplica_is_elected_as_the_last_resort"}}, ""},
 		{63, "the only replica is killed", map[string][]string{inProc: {"TestProduceCommandThroughKill9"}, inBroker: {"TestKill"}}, ""},
-		{64, "the controller is cut off all brokers", map[string][]string{inSim: {"TestCaseControllerIsolated"}, inController: {"TestController_that_hears_nobody_fences_nobody"}}, ""},
+		{64, "the controller is cut off all brokers", map[string][]string{inSim: {"TestCaseControllerIsolated"}, inController: {"TestController_that_hears_nobody_fences_nobody", "TestSoleController_that_heard_nobody_fences_nobody_afterwards", "TestIsolatedController_resigns"}}, ""},
 		{65, "a probe is refused, and the broker lives", map[string][]string{inController: {"TestUnreachableAddress_of_a_live_session_changes_nothing"}}, ""},
 		{66, "the fence of one process meets the registration of the next", map[string][]string{inSim: {"TestStoryFenceRacesRegistration"}}, ""},
 		{67, "the controller dies between the steps of a fence", map[string][]string{inSim: {"TestStoryControllerDiesInAFence"}, inController: {"TestNewController_finishes_a_fence"}}, ""},
@@ -111,7 +111,7 @@ func clusterRows() []row {
 		{76, "100 changes of the leader under one stream through a proxy", map[string][]string{inSim: {"TestStoryManyHandOvers", "TestStoryOrderThroughAProxy"}, inRPC: {"TestForward_orderOverManyMoves"}}, "the 100 are in soaks, 6 in every run"},
 		{77, "a rolling restart, and nothing is uncertain", map[string][]string{inSim: {"TestStoryManyHandOvers"}, inProc: {"TestCluster_rollingRestart"}}, ""},
 		{78, "two of three controllers are emptied", map[string][]string{inController: {"TestEmbeddedEtcd_is_not_made_by_accident"}, inPartition: {"TestAbsenceDeletesNothing"}, inMetadata: {"TestOutlivesAnotherCluster"}, inProc: {"TestCluster_twoControllersEmptied"}}, ""},
-		{79, "etcd is restored from a backup", map[string][]string{inStore: {"TestBackup_is_restored_far_ahead_of_what_may_have_happened_since"}, inProc: {"TestControllerCommands"}}, ""},
+		{79, "etcd is restored from a backup", map[string][]string{inStore: {"TestBackup_is_restored_far_ahead_of_what_may_have_happened_since"}, inProc: {"TestCluster_metadataRestored"}}, ""},
 		{80, "the first group comes while one of three brokers is up", map[string][]string{inSim: {"TestCaseInternalTopicGrows"}, inState: {"TestInternalTopics_are_not_for_users"}}, ""},
 	}
 }

@@ -163,6 +163,30 @@ func TestStoryAllPowerCut(t *testing.T) {
 	})
 }
 
+// The power of all machines is cut, one after the other, and before all are back
+// somebody lowers the minimum, which makes the disk count from then on. That says
+// nothing of what was counted before: who has lost it is suspect all the same, and
+// who has the most is elected.
+func TestStoryMinimumIsLoweredAfterAPowerCut(t *testing.T) {
+	play(t, setting{configs: map[string]string{"min.insync.replicas": "2", "flush.interval.ms": "3600000"}}, func(s *stage) {
+		s.sent(0, 5)
+		s.judge.despair = true
+		s.r[0].cutPower(0)
+		s.soon("the first one is missed", 10*time.Second, func() bool { return s.inSync(1, 2) })
+		s.r[1].cutPower(0)
+		s.soon("and so is the second one", 10*time.Second, func() bool { return s.inSync(2) && s.eligible(1) })
+		s.r[2].cutPower(100) // as luck would have it
+		s.step()
+		s.r[2].start()
+		s.soon("the third one is back, and is suspect", 20*time.Second, func() bool { return s.holds(s.record().LastKnown, 2) })
+		s.alter(2, map[string]string{"min.insync.replicas": "1"})
+		s.soon("the disk counts", 5*time.Second, func() bool { return s.record().Sync })
+		s.r[1].start()
+		s.must("62", "what may be lost is told", 20*time.Second, func() bool { return len(s.record().LossyEpochs) == 1 })
+		s.leads(2)
+	})
+}
+
 // many makes a topic of many partitions, so that a fence takes many changes.
 func (s *stage) many() {
 	t := &topic{name: "many", partitions: 30, history: history.New(history.Options{})}

@@ -85,24 +85,23 @@ type checkpoint struct {
 	// lastAppendMs is a floor for the next append time.
 	lastAppendMs int64
 	suspicion    Suspicion
-	// synced: whatever the log was counted for, its disk had, for as long as it
-	// says so; see [FlushSync].
-	synced bool
+	// loose: what was not durable may have been counted, and acknowledged.
+	loose bool
 }
 
-// syncedBit says so in the word of the suspicion.
-const syncedBit = 1 << 32
+// looseBit is beside the suspicion.
+const looseBit = 1 << 32
 
 func encodeCheckpoint(c *checkpoint) []byte {
-	last := uint64(c.suspicion)
-	if c.synced {
-		last |= syncedBit
+	suspicion := uint64(c.suspicion)
+	if c.loose {
+		suspicion |= looseBit
 	}
 	b := []byte(checkpointMagic)
 	b = binary.LittleEndian.AppendUint32(b, checkpointVersion)
 	for _, v := range []uint64{
 		c.seq, uint64(c.recoveryPoint), uint64(c.highWatermark), uint64(c.logStart),
-		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), last,
+		uint64(c.purgedTo), uint64(c.cleanedTo), uint64(c.lastAppendMs), suspicion,
 	} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
@@ -128,8 +127,8 @@ func parseSlot(b []byte) (c checkpoint, ok bool, err error) {
 		purgedTo:      record.Offset(field(4)),
 		cleanedTo:     record.Offset(field(5)),
 		lastAppendMs:  field(6),
-		suspicion:     Suspicion(field(7)),
-		synced:        field(7)&syncedBit != 0,
+		suspicion:     Suspicion(field(7)), //nolint:gosec // the lower half
+		loose:         field(7)&looseBit != 0,
 	}
 	valid := c.recoveryPoint >= 0 && c.highWatermark >= 0 && c.logStart >= 0 && c.purgedTo >= 0 && c.cleanedTo >= 0
 	return c, valid, nil
@@ -165,7 +164,8 @@ func readCheckpoint(fsys vfs.FS, dir string) (c checkpoint, ok bool, err error) 
 	return parseCheckpoint(b)
 }
 
-// createCheckpoint makes the file of a new log, with room for both slots.
+// createCheckpoint makes the file of a new log, with room for both slots. It is
+// not durable.
 func createCheckpoint(fsys vfs.FS, dir string, c *checkpoint) (err error) {
 	f, err := fsys.OpenOrCreate(filepath.Join(dir, checkpointName))
 	if err != nil {
@@ -178,7 +178,8 @@ func createCheckpoint(fsys vfs.FS, dir string, c *checkpoint) (err error) {
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return err
 	}
-	return f.Sync()
+	f.WriteBack()
+	return nil
 }
 
 // write replaces the older of the two slots, durably. A write that finds no

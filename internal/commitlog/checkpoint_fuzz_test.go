@@ -113,16 +113,14 @@ func FuzzParseDamage(f *testing.F) {
 // The numbers of the side files are part of the format.
 func TestCheckpointFormat_isFrozen(t *testing.T) {
 	c := checkpoint{1, 2, 3, 4, 5, 6, 7, SuspectDamage, false}
-	sync := checkpoint{1, 2, 3, 4, 5, 6, 7, NotSuspect, true}
 	for name, got := range map[string][]byte{
 		"checkpoint": encodeCheckpoint(&c),
-		"synced":     encodeCheckpoint(&sync),
 		"index":      appendIndexEntry(encodeIndexHeader(1, 4096), 1, entry{2, 3, 4}),
 		"epochs":     encodePairs(epochsMagic, [][2]int64{{1, 2}}),
 		"damage":     encodePairs(damageMagic, [][2]int64{{3, 4}}),
 	} {
 		want := map[string]string{
-			"checkpoint": checkpointGolden, "synced": syncedGolden, "index": indexGolden, "epochs": epochsGolden, "damage": damageGolden,
+			"checkpoint": checkpointGolden, "index": indexGolden, "epochs": epochsGolden, "damage": damageGolden,
 		}[name]
 		if hex.EncodeToString(got) != want {
 			t.Errorf("%s: %x\nwant %s", name, got, want)
@@ -133,7 +131,6 @@ func TestCheckpointFormat_isFrozen(t *testing.T) {
 // Made by another program, from FORMAT.md.
 const (
 	checkpointGolden = "524e4c4301000000010000000000000002000000000000000300000000000000040000000000000005000000000000000600000000000000070000000000000001000000000000002435c4a3"
-	syncedGolden     = "524e4c430100000001000000000000000200000000000000030000000000000004000000000000000500000000000000060000000000000007000000000000000000000001000000bbe2bd37"
 	indexGolden      = "524e4c5801000000010000000000000000100000c3c2294102000000000000000300000004000000000000001a5dd449"
 	epochsGolden     = "524e4c450100000001000000010000000000000002000000000000003989ed14"
 	damageGolden     = "524e4c440100000001000000030000000000000004000000000000008a574868"

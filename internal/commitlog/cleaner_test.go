@@ -337,7 +337,7 @@ func TestClean_bounds(t *testing.T) {
 	clean(4, "2:k=2 3:k=3") // the active segment stays
 	// An idle log is rolled by the greatest lag.
 	m.h.cfg.MaxCompactionLag = time.Minute
-	m.h.log.SetConfig(m.h.cfg)
+	must(t, m.h.log.SetConfig(m.h.cfg))
 	must(t, m.h.log.RollIfDue(m.h.nowMs+1))
 	must(t, m.h.log.Sync())
 	if d, err := m.h.log.Dirt(m.h.nowMs, 4); !d.Due || err != nil {

@@ -42,6 +42,8 @@ type Log struct {
 	epochs atomic.Pointer[epochList]
 	// highWatermark is remembered for the checkpoint.
 	highWatermark atomic.Int64
+	// looseEnd is where the log ended when only what is durable began to count.
+	looseEnd atomic.Int64
 	// clean is how far compaction has come; who checkpoints replaces it.
 	clean atomic.Pointer[cleanState]
 	// purgedTo and cleanedTo are those of the next checkpoint.
@@ -49,6 +51,10 @@ type Log struct {
 	// bytesRead counts what recovery, index rebuilding and compaction read.
 	bytesRead atomic.Int64
 	closed    atomic.Bool
+	// tentative says that the checkpoint may not be durable, because it was just made
+	// or a process that was killed left it so: the next one is written even if it
+	// says the same. Who has the checkpointing turn changes it.
+	tentative atomic.Bool
 
 	// cleaning is held by who compacts the log, and guards cleanClocks.
 	cleaning    turn
@@ -64,8 +70,6 @@ type Log struct {
 	// checkpointing is held by who writes side files, and guards kept.
 	checkpointing turn
 	kept          kept
-	// saysSynced is what the checkpoint was made to say of the flush mode.
-	saysSynced atomic.Bool
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -73,9 +77,9 @@ type Log struct {
 	// each with its file acquired. The last one is the active segment, also
 	// when all of it is synced.
 	unsynced []*segment
-	// entriesUnsynced says that files were created that no sync of the
-	// directory covered.
-	entriesUnsynced bool
+	// entriesMade counts the files that were made, and entriesSynced those of
+	// them whose names a sync of the directory covered.
+	entriesMade, entriesSynced int
 	// seen is the damage that reads have found, besides the view's, when
 	// cuts was seenCuts.
 	seen     []Range
@@ -112,7 +116,7 @@ type kept struct {
 	checkpoint checkpoint
 	epochs     *epochList // as in the file; compared by identity
 	suspicion  Suspicion
-	synced     bool
+	loose      bool // what was not durable may have been counted
 }
 
 // OpenLog opens the log in dir, and makes it when there is none. It must not
@@ -137,7 +141,7 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	if err := l.failed.Err(); err != nil {
 		return nil, Recovery{}, err
 	}
-	report, err := l.open(opts.Clean)
+	report, err := l.open(opts)
 	if err != nil {
 		l.abandon()
 		l.idle.closeAll()
@@ -153,43 +157,40 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	return l, report, nil
 }
 
-// SetConfig changes how the log is kept from now on. With another [FlushMode] it
-// is durable when SetConfig returns what the log may be counted for after a power
-// cut; nothing that is appended later is to be counted by the new mode before that.
+// SetConfig changes how the log is kept from now on. Where the log's owner comes
+// to count what is not durable, that is durable when it returns: a power cut may
+// take it, whatever counts by the next start. On an error nothing has changed.
+// Where only what is durable counts from now on, all is made durable, and the
+// checkpoint says so. No append may be under way.
 func (l *Log) SetConfig(cfg Config) error {
 	cfg = cfg.withDefaults()
-	l.config.Store(&cfg)
-	if l.saysSynced.Load() == (cfg.Flush == FlushSync) {
+	switch was := l.Config().Flush; {
+	case was == cfg.Flush:
+	case cfg.Flush == FlushSync:
+		l.looseEnd.Store(l.end.Load())
+		l.config.Store(&cfg)
+		if err := l.Sync(); errors.Is(err, ErrFailed) {
+			return err
+		}
+		if err := l.Checkpoint(); errors.Is(err, ErrFailed) {
+			return err
+		} // and else the next one says it: until then the log claims less than it could
 		return nil
-	}
-	return l.keepMode()
-}
+	default:
+		l.checkpointing.take()
+		defer l.checkpointing.give()
 
-// keepMode makes the checkpoint say whether all that the log is counted for is on
-// its disk.
-func (l *Log) keepMode() error {
-	synced := l.Config().Flush == FlushSync
-	if synced {
-		if err := l.Sync(); err != nil { // what was counted before
+		if err := l.usable(); err != nil {
+			return err
+		}
+		tight := !l.kept.loose
+		l.kept.loose = true
+		if err := l.checkpointLocked(); err != nil {
+			l.kept.loose = !tight
 			return err
 		}
 	}
-	l.checkpointing.take()
-	defer l.checkpointing.give()
-
-	if err := l.usable(); err != nil {
-		return err
-	}
-	l.kept.synced = synced
-	if synced != l.kept.checkpoint.synced {
-		err := l.checkpointLocked()
-		// One that can't be written yet says less than it could, as long as it is
-		// not to be believed less.
-		if err != nil && !(synced && errors.Is(err, ErrStorageFull)) {
-			return err
-		}
-	}
-	l.saysSynced.Store(synced)
+	l.config.Store(&cfg)
 	return nil
 }
 
@@ -398,6 +399,9 @@ func (l *Log) Checkpoint() error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	if l.Config().Flush == FlushSync && l.durable.Load() >= min(l.looseEnd.Load(), l.end.Load()) {
+		l.kept.loose = false
+	}
 	for _, s := range l.view.Load().segments {
 		if err := s.index.flush(); err != nil && !errors.Is(err, errGone) {
 			if err = l.check(err); !errors.Is(err, ErrStorageFull) && !errors.Is(err, ErrTooManyFiles) {
@@ -423,19 +427,37 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	}
 	next.logStart = start
 	next.highWatermark = record.Offset(l.highWatermark.Load())
-	next.suspicion, next.synced = l.kept.suspicion, l.kept.synced
+	next.suspicion, next.loose = l.kept.suspicion, l.kept.loose
 	next.purgedTo, next.cleanedTo = record.Offset(l.purgedTo.Load()), record.Offset(l.cleanedTo.Load())
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())
 	}
-	if next == l.kept.checkpoint {
+	if next == l.kept.checkpoint && !l.tentative.Load() {
 		return nil
 	}
+	return l.store(next)
+}
+
+// Grown reports whether a checkpoint of the log is durable: then it is not to be
+// opened as a young one again.
+func (l *Log) Grown() bool { return !l.tentative.Load() }
+
+// store writes a checkpoint under the next number, durably. It REQUIRES the
+// checkpointing turn.
+func (l *Log) store(next checkpoint) error {
 	next.seq++
 	if err := l.check(next.write(l.fs, l.dir, l.failed)); err != nil {
 		return err
 	}
 	l.kept.checkpoint = next
+	if !l.tentative.Load() {
+		return nil
+	}
+	// All of the file is durable by that, and now its entry is to be.
+	if err := l.syncEntries(); err != nil {
+		return err
+	}
+	l.tentative.Store(false)
 	return nil
 }
 
@@ -446,9 +468,13 @@ func (l *Log) keepEpochs() error {
 	if list == l.kept.epochs {
 		return nil
 	}
+	l.mu.Lock()
+	made := l.entriesMade
+	l.mu.Unlock()
 	if err := l.check(list.write(l.fs, l.dir)); err != nil {
 		return err
 	}
+	l.entriesDurable(made)
 	l.kept.epochs = list
 	return nil
 }

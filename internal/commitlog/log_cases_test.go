@@ -352,7 +352,7 @@ func TestRetain_bySizeNeverCutsBelow(t *testing.T) {
 		if c.limit == 0 {
 			cfg.RetentionBytes = 1 // zero is the default
 		}
-		h.log.SetConfig(cfg)
+		must(t, h.log.SetConfig(cfg))
 		n, err := h.log.Retain(h.nowMs, h.m.end)
 		if n != c.want || err != nil {
 			t.Errorf("limit %d: removed %d, %v; want %d", c.limit, n, err, c.want)

@@ -36,7 +36,7 @@ func TestLog_fewDescriptors(t *testing.T) {
 	if err := h.log.Reset(7, 9); !errors.Is(err, ErrTooManyFiles) || errors.Is(err, ErrFailed) {
 		t.Errorf("reset: %v, want ErrTooManyFiles", err)
 	}
-	h.log.SetConfig(Config{IndexIntervalBytes: h.cfg.IndexIntervalBytes}) // no roll is due
+	must(t, h.log.SetConfig(Config{IndexIntervalBytes: h.cfg.IndexIntervalBytes})) // no roll is due
 	h.append(t, 10, record.CreateTime, h.nowMs)
 	h.mem.SetMaxOpen(0)
 	h.check(t)

@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
-	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -306,27 +305,25 @@ func TestRoot_unopenedPartitionsKeepTheirPast(t *testing.T) {
 func TestRoot_OpenPartition_makesSuspect(t *testing.T) {
 	sync := commitlog.Config{Flush: commitlog.FlushSync}
 	tests := map[string]struct {
-		boot     string
-		was, now commitlog.Config
-		want     commitlog.Suspicion
+		boot       string
+		first, cfg commitlog.Config
+		want       commitlog.Suspicion
 	}{
 		"the same boot":                         {"boot-1", commitlog.Config{}, commitlog.Config{}, commitlog.NotSuspect},
 		"another boot":                          {"boot-2", commitlog.Config{}, commitlog.Config{}, commitlog.SuspectOther},
 		"another boot, flush=sync":              {"boot-2", sync, sync, commitlog.NotSuspect},
-		"another boot, flush=sync from now on":  {"boot-2", commitlog.Config{}, sync, commitlog.SuspectOther},
-		"another boot, flush=sync until now":    {"boot-2", sync, commitlog.Config{}, commitlog.NotSuspect},
-		"the same boot, flush=sync from now on": {"boot-1", commitlog.Config{}, sync, commitlog.NotSuspect},
+		"another boot, flush=sync only by then": {"boot-2", commitlog.Config{}, sync, commitlog.SuspectOther},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			m := vfs.NewMem()
 			r := openRoot(t, m, rootOptions())
-			log, _, err := r.OpenPartition(topicA, "topic-a", 0, test.was, true)
+			log, _, err := r.OpenPartition(topicA, "topic-a", 0, test.first, true)
 			rootMust(t, err)
 			mustAppend(t, log, "a")
 			m.Kill()
 			r = openRoot(t, m, rootOptions(inBoot(test.boot)))
-			log, rec, err := r.OpenPartition(topicA, "topic-a", 0, test.now, false)
+			log, rec, err := r.OpenPartition(topicA, "topic-a", 0, test.cfg, false)
 			rootMust(t, err)
 			if rec.Suspicion != test.want || log.Suspicion() != test.want || rec.Clean {
 				t.Errorf("recovery %+v, log %s, want %s", rec, log.Suspicion(), test.want)
@@ -334,83 +331,16 @@ func TestRoot_OpenPartition_makesSuspect(t *testing.T) {
 			if got := mustRead(t, log); test.boot == "boot-1" && !slices.Equal(got, []string{"a"}) {
 				t.Errorf("records %q", got)
 			}
-			// A crash right after it forgets nothing, nor does a clean end. What is not
-			// counted by the disk any more needs to be vouched for from then on.
+			// A crash right after it forgets nothing, nor does a clean end.
 			for _, end := range []func() *vfs.Mem{
 				func() *vfs.Mem { return powerCut(m, 1, 0) },
 				func() *vfs.Mem { closeRoot(t, r, 7); return m },
 			} {
-				if test.was != test.now && test.was.Flush == commitlog.FlushSync {
-					continue
-				}
 				again := openRoot(t, end(), rootOptions(inBoot(test.boot)))
-				log, rec, err := again.OpenPartition(topicA, "topic-a", 0, test.now, false)
+				log, rec, err := again.OpenPartition(topicA, "topic-a", 0, test.cfg, false)
 				rootMust(t, err)
 				if rec.Suspicion != test.want || log.Suspicion() != test.want {
 					t.Errorf("opened again: %+v, log %s, want %s", rec, log.Suspicion(), test.want)
-				}
-			}
-		})
-	}
-}
-
-// A power cut at any moment while the flush mode changes, and another one after the log was opened: who is trusted has all that
-// may have been counted, by the disk or without it.
-func TestLog_SetConfig_flushMode(t *testing.T) {
-	sync, async := commitlog.Config{Flush: commitlog.FlushSync}, commitlog.Config{}
-	for name, c := range map[string]struct{ was, now commitlog.Config }{"to sync": {async, sync}, "to async": {sync, async}} {
-		t.Run(name, func(t *testing.T) {
-			m := vfs.NewMem()
-			fault := vfs.NewFault(m)
-			r := openRoot(t, fault, rootOptions())
-			log, _, err := r.OpenPartition(topicA, "topic-a", 0, c.was, true)
-			rootMust(t, err)
-			type cut struct {
-				fs      *vfs.Mem
-				counted record.Offset // the end of what may have been counted
-				changed bool
-			}
-			var cuts []cut
-			note := func(changed bool) {
-				for _, keep := range []int{0, 50, 100} {
-					cuts = append(cuts, cut{powerCut(m, uint64(len(cuts)), keep), log.End(), changed})
-				}
-			}
-			written := func(mode commitlog.Config) {
-				mustAppend(t, log, "a")
-				if mode.Flush == commitlog.FlushSync {
-					rootMust(t, log.Sync())
-				}
-			}
-			written(c.was)
-			changing := true
-			fault.Before(vfs.OpSyncPoints, func(vfs.Op, string) {
-				if changing {
-					note(false)
-				}
-			})
-			rootMust(t, log.SetConfig(c.now))
-			changing = false
-			if len(cuts) == 0 {
-				t.Fatal("nothing was made durable")
-			}
-			note(true)
-			written(c.now)
-			note(true)
-			for i, cut := range cuts {
-				after := cut.fs
-				for _, boot := range []string{"boot-2", "boot-3"} {
-					again := openRoot(t, after, rootOptions(inBoot(boot)))
-					log, rec, err := again.OpenPartition(topicA, "topic-a", 0, c.now, false)
-					rootMust(t, err)
-					trusted := rec.Suspicion == commitlog.NotSuspect
-					if trusted && log.End() < cut.counted {
-						t.Errorf("cut %d, %s: it ends at %d of %d, and is trusted", i, boot, log.End(), cut.counted)
-					}
-					if want := c.now.Flush == commitlog.FlushSync; cut.changed && trusted != want {
-						t.Errorf("cut %d, %s: it is trusted: %v", i, boot, trusted)
-					}
-					after = powerCut(after, uint64(i), 0)
 				}
 			}
 		})

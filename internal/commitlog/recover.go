@@ -29,14 +29,14 @@ type Recovery struct {
 	// Spoiled: they are more than the beginning of one batch, which is all that
 	// a process leaves of an append in which it was killed.
 	Spoiled bool
-	// Synced: all that the log was counted for when it was last open was on its
-	// disk, whatever its mode is now.
-	Synced bool
 	// Damage are the offsets below the end that cannot be read.
 	Damage []Range
 	// Suspicion is why the log may miss what was acknowledged, whoever
 	// vouches for it; NotSuspect when it does not.
 	Suspicion Suspicion
+	// Loose: what was not durable may have been counted before this start. Tight:
+	// the checkpoint says that it was not, or what stands for it in a young log.
+	Loose, Tight bool
 	// Events are what an operator should hear of.
 	Events []Event
 	// Strange are the directories in the partition's, where only files belong.
@@ -54,6 +54,10 @@ type recovery struct {
 	report Recovery
 	kept   checkpoint
 	found  bool // kept is what the checkpoint file says
+	young  bool // that there is no checkpoint means nothing
+	// loose is what it would say of what counts.
+	loose  bool
+	blank  bool // the directory is empty: the log is made
 	inFile bool // the checkpoint file can be written in place
 
 	segments []*segment
@@ -95,11 +99,11 @@ type envelope struct {
 }
 
 // open recovers the log.
-func (l *Log) open(clean bool) (Recovery, error) {
+func (l *Log) open(opts OpenOptions) (Recovery, error) {
 	if err := vfs.MkdirAllSynced(l.fs, l.dir); err != nil {
 		return Recovery{}, l.check(err)
 	}
-	r := &recovery{l: l, fileSize: map[*segment]int64{}}
+	r := &recovery{l: l, young: opts.Young, loose: opts.Loose, fileSize: map[*segment]int64{}}
 	l.events = func(e Event) { r.report.Events = append(r.report.Events, e) }
 	if err := r.clearWay(); err != nil {
 		return Recovery{}, err
@@ -114,7 +118,7 @@ func (l *Log) open(clean bool) (Recovery, error) {
 		return Recovery{}, err
 	}
 	sound := false
-	if clean && r.found {
+	if opts.Clean && r.found {
 		var err error
 		if sound, err = r.trust(); err != nil {
 			return Recovery{}, err
@@ -156,6 +160,7 @@ func (r *recovery) survey() (err error) {
 			return err
 		}
 	}
+	r.blank = len(entries) == 0
 	indexes := map[record.Offset]int64{}
 	for _, e := range entries {
 		if base, ok := parseSegmentName(e.Name, indexSuffix); ok {
@@ -192,17 +197,21 @@ func (r *recovery) survey() (err error) {
 
 // begin decides where the log starts and up to where it was durable.
 func (r *recovery) begin() {
+	if !r.found {
+		r.kept.loose = r.loose
+	}
 	data := slices.ContainsFunc(r.segments, func(s *segment) bool { return s.size.Load() > 0 })
 	switch {
 	case r.found:
 		r.mark = r.kept.recoveryPoint
-	case data:
+	case data && !r.young:
 		r.mark = unknownMark
 		r.kept.logStart = r.segments[0].base
 		r.kept.suspicion = SuspectNoCheckpoint
 		r.event(EventCheckpointLost, checkpointName, 0, "all of the log is read")
 	case len(r.segments) > 0:
-		// A crash in the making of the log: nothing was ever in it.
+		// A crash in the making of the log: nothing was ever in it, or a young
+		// one's batches, of which no checkpoint says anything.
 		r.kept.logStart = r.segments[0].base
 		r.mark = r.kept.logStart
 	}
@@ -215,7 +224,7 @@ func (r *recovery) begin() {
 	}
 	r.report.LogStart, r.report.HighWatermark = r.kept.logStart, r.kept.highWatermark
 	r.report.RecoveryPoint = r.kept.recoveryPoint
-	r.report.Suspicion, r.report.Synced = r.kept.suspicion, r.kept.synced
+	r.report.Suspicion, r.report.Loose, r.report.Tight = r.kept.suspicion, r.kept.loose, (r.found || r.young) && !r.kept.loose
 }
 
 // loadIndexes takes over the indexes whose size may be right. Of a sealed

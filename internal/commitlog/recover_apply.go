@@ -141,7 +141,7 @@ func (r *recovery) removeLeftovers() error {
 // the right checksums, and synced after that.
 func (r *recovery) syncScanned() error {
 	l := r.l
-	if r.report.Clean && len(r.leftovers) == 0 {
+	if r.report.Clean && len(r.leftovers) == 0 || r.blank {
 		return nil
 	}
 	for _, s := range r.dirty {
@@ -175,8 +175,10 @@ func (r *recovery) adopt() error {
 		if err != nil {
 			return err
 		}
-		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
-			return err
+		if !r.blank {
+			if err := l.syncEntries(); err != nil {
+				return err
+			}
 		}
 		segments = append(segments, s)
 	} else {
@@ -185,10 +187,8 @@ func (r *recovery) adopt() error {
 			return err
 		}
 		l.hold(s)
+		l.entriesSynced = l.entriesMade // it has its name for long
 	}
-	l.mu.Lock()
-	l.entriesUnsynced = false
-	l.mu.Unlock()
 	l.view.Store(&view{segments: segments, start: r.kept.logStart, damage: r.damage})
 	l.durable.Store(int64(r.next))
 	l.writer.lastAppendMs = r.kept.lastAppendMs
@@ -258,22 +258,32 @@ func (r *recovery) keep() error {
 		return err
 	}
 	l.kept.checkpoint = r.kept
-	l.kept.suspicion, l.kept.synced = r.report.Suspicion, r.kept.synced
+	l.kept.suspicion = r.report.Suspicion
+	// Whoever vouches for the log has not said so yet: it stays, though the log
+	// is durable to its end.
+	l.kept.loose = r.kept.loose || l.Config().Flush != FlushSync
+	l.looseEnd.Store(int64(r.next))
 	if !r.inFile {
 		c := r.kept
+		c.loose = l.kept.loose
 		c.recoveryPoint = 0
 		c.suspicion = r.report.Suspicion
 		if err := createCheckpoint(l.fs, l.dir, &c); err != nil {
 			return fmt.Errorf("%s: %w", checkpointName, err)
 		}
-		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
-			return err
-		}
+		l.entriesMade++
 		l.kept.checkpoint = c
+		l.tentative.Store(true)
+	}
+	if r.young && r.blank && l.kept.loose == r.kept.loose {
+		return nil // nothing relies on it before it is durable
 	}
 	err := l.checkpointLocked()
-	if errors.Is(err, ErrStorageFull) {
+	if errors.Is(err, ErrStorageFull) && r.inFile && l.kept.checkpoint.loose == l.kept.loose {
 		return nil // the next one catches up; until then there is more to scan
+	}
+	if err == nil && !r.report.Clean && l.kept.checkpoint == r.kept {
+		l.tentative.Store(true) // who wrote it may have been killed before it was synced
 	}
 	return err
 }

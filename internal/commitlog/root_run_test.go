@@ -56,7 +56,7 @@ func TestRoot_Run_flushesEachLogInItsTime(t *testing.T) {
 			t.Error("after 10 s the slow one is not durable")
 		}
 		// A change of the interval is heard of.
-		slow.SetConfig(commitlog.Config{FlushInterval: 100 * time.Millisecond})
+		rootMust(t, slow.SetConfig(commitlog.Config{FlushInterval: 100 * time.Millisecond}))
 		pass(10 * time.Second)
 		mustAppend(t, slow, "a")
 		pass(200 * time.Millisecond)

@@ -556,7 +556,9 @@ type Register struct {
 	HighestControllerEpoch int64 `protobuf:"varint,3,opt,name=highest_controller_epoch,json=highestControllerEpoch,proto3" json:"highest_controller_epoch,omitempty"`
 	// Epoch under which a process was last registered with these data, which the broker keeps beside them; 0 if none was. Data of an earlier time than
 	// the cluster remembers are an old copy: what they hold may lack what was acknowledged since.
-	DataEpoch     int64 `protobuf:"varint,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
+	DataEpoch int64 `protobuf:"varint,4,opt,name=data_epoch,json=dataEpoch,proto3" json:"data_epoch,omitempty"`
+	// Epoch under which this very process was registered before; 0: never. A later one means that another process has taken its place since.
+	BrokerEpoch   int64 `protobuf:"varint,5,opt,name=broker_epoch,json=brokerEpoch,proto3" json:"broker_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -615,6 +617,13 @@ func (x *Register) GetHighestControllerEpoch() int64 {
 func (x *Register) GetDataEpoch() int64 {
 	if x != nil {
 		return x.DataEpoch
+	}
+	return 0
+}
+
+func (x *Register) GetBrokerEpoch() int64 {
+	if x != nil {
+		return x.BrokerEpoch
 	}
 	return 0
 }
@@ -2780,14 +2789,15 @@ const file_runnel_controller_v1_controller_service_proto_rawDesc = "" +
 	"rejections\x18\a \x01(\v2#.runnel.controller.v1.IsrRejectionsH\x00R\n" +
 	"rejections\x12=\n" +
 	"\thand_over\x18\b \x01(\v2\x1e.runnel.controller.v1.HandOverH\x00R\bhandOverB\a\n" +
-	"\x05event\"\xbe\x01\n" +
+	"\x05event\"\xe1\x01\n" +
 	"\bRegister\x12:\n" +
 	"\x06broker\x18\x01 \x01(\v2\".runnel.controller.v1.BrokerRecordR\x06broker\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x128\n" +
 	"\x18highest_controller_epoch\x18\x03 \x01(\x03R\x16highestControllerEpoch\x12\x1d\n" +
 	"\n" +
-	"data_epoch\x18\x04 \x01(\x03R\tdataEpoch\"\xb7\x01\n" +
+	"data_epoch\x18\x04 \x01(\x03R\tdataEpoch\x12!\n" +
+	"\fbroker_epoch\x18\x05 \x01(\x03R\vbrokerEpoch\"\xb7\x01\n" +
 	"\n" +
 	"Registered\x12\x1d\n" +
 	"\n" +
