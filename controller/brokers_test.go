@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -357,6 +359,50 @@ func TestClusterSecret_is_demanded(t *testing.T) {
 		_, err := w.client(addr1).CreateTopics(context.Background(), create(&runnelv1.NewTopic{Name: "t"}))
 		if status.Code(err) != codes.Unauthenticated {
 			t.Errorf("without the secret: %v", err)
+		}
+	})
+}
+
+// A broker that asks whether it is up to date is told all that was committed before it asked, and then has its answer: also one
+// that is slow to receive.
+func TestHeartbeat_is_answered_after_what_was_committed(t *testing.T) {
+	inCluster(t, 1, func(w *world, c controllerv1.ControllerServiceClient, brokers []*broker) {
+		t, b := w.t, brokers[0]
+		for round := range 8 {
+			held := make(chan struct{})
+			b.locked(func() { b.held, b.mute = held, true })
+			for n := range 12 { // more than can be on its way
+				req := create(&runnelv1.NewTopic{Name: fmt.Sprintf("t-%d-%d", round, n), Partitions: new(int32(110))})
+				req.Request.Timeout = durationpb.New(0)
+				if resp, err := c.CreateTopics(t.Context(), req); err != nil || resp.GetResponse().GetResults()[0].GetError() != nil {
+					t.Fatalf("%v, %v", resp, err)
+				}
+			}
+			question := uint64(0)
+			b.locked(func() { b.mute, question = false, b.beats+1 })
+			b.heartbeat()
+			synctest.Wait() // the question is there
+			b.locked(func() { b.held = nil })
+			close(held)
+			b.until("the answer", func() bool { return b.answered >= question })
+			made := int64(0)
+			last := fmt.Sprintf("t-%d-11", round)
+			b.until("the last topic", func() bool {
+				for _, d := range b.deltas {
+					for _, o := range d.GetObjects() {
+						if o.GetTopic().GetName() == last {
+							made = d.GetRevision()
+						}
+					}
+				}
+				return made > 0
+			})
+			b.locked(func() {
+				n := slices.IndexFunc(b.answers, func(a answer) bool { return a.number >= question })
+				if b.answers[n].revision < made {
+					t.Errorf("%s was made at revision %d, before the question that was answered at %d", last, made, b.answers[n].revision)
+				}
+			})
 		}
 	})
 }

@@ -174,11 +174,12 @@ type broker struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	mute            bool // sends no heartbeats
-	lazy            bool // never says that it applied anything
-	diskLow         bool // says that its disk is nearly full
-	stubborn        int  // hand-overs it puts off before it releases; -1: all
-	deaf            bool // does not answer hand-overs
+	held            chan struct{} // nil, or it receives nothing until this is closed
+	mute            bool          // sends no heartbeats
+	lazy            bool          // never says that it applied anything
+	diskLow         bool          // says that its disk is nearly full
+	stubborn        int           // hand-overs it puts off before it releases; -1: all
+	deaf            bool          // does not answer hand-overs
 	epoch           int64
 	controllerEpoch int64
 	revision        int64
@@ -190,8 +191,15 @@ type broker struct {
 	deltas          []*controllerv1.MetadataDelta
 	beats           uint64
 	answered        uint64
+	answers         []answer // to heartbeats, in order
 	changed         chan struct{}
 	err             error
+}
+
+// An answer is what a broker had been told when a heartbeat was answered.
+type answer struct {
+	number   uint64
+	revision int64
 }
 
 // newBroker returns a broker that has not come to a controller.
@@ -293,6 +301,12 @@ func (b *broker) heartbeat() {
 func (b *broker) receiveAll() {
 	defer close(b.ended)
 	for {
+		b.mu.Lock()
+		held := b.held
+		b.mu.Unlock()
+		if held != nil {
+			<-held
+		}
 		resp, err := b.stream.Recv()
 		if err != nil {
 			b.mu.Lock()
@@ -316,6 +330,7 @@ func (b *broker) take(resp *controllerv1.SessionResponse) {
 		b.register.ClusterId = ev.Registered.GetClusterId()
 	case *controllerv1.SessionResponse_Heartbeat:
 		b.answered = max(b.answered, ev.Heartbeat.GetNumber())
+		b.answers = append(b.answers, answer{ev.Heartbeat.GetNumber(), b.revision})
 	case *controllerv1.SessionResponse_Snapshot:
 		b.applyLocked(ev.Snapshot.GetObjects())
 		b.pieces = append(b.pieces, len(ev.Snapshot.GetObjects()))

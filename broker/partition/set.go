@@ -267,6 +267,9 @@ func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 		topics = s.withLeft(img, topics)
 	}
 	s.begin()
+	if err := s.makeAll(topics); err != nil {
+		return err
+	}
 	if err := s.placeAll(ctx, img, topics); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -284,6 +287,30 @@ func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 	close(s.changed)
 	s.changed = make(chan struct{})
 	s.mu.Unlock()
+	return nil
+}
+
+// makeAll makes the directories of replicas that are about to be opened, together:
+// it needs few syncs for all of them. Whatever goes wrong is seen again when they
+// are opened.
+func (s *Set) makeAll(topics []*metadata.Topic) error {
+	var specs []commitlog.PartitionSpec
+	s.mu.RLock()
+	for _, t := range topics {
+		if t.Phase == metadata.TopicDeleting {
+			continue
+		}
+		for i := range t.Partitions {
+			n, mp := int32(i), &t.Partitions[i] //nolint:gosec // bounded by the image
+			if slices.Contains(mp.Replicas, s.host.self) && s.parts[key{t.ID, n}] == nil && mayCreate(s.host.self, mp) {
+				specs = append(specs, commitlog.PartitionSpec{ID: commitlog.PartitionID{Topic: t.ID, Number: n}, Topic: t.Name, Config: logConfig(t, mp), Create: true})
+			}
+		}
+	}
+	s.mu.RUnlock()
+	if err := s.deps.Root.MakePartitions(specs); errors.Is(err, commitlog.ErrFailed) {
+		return err
+	}
 	return nil
 }
 

@@ -40,8 +40,8 @@ func (e *ShortageError) Metadata() map[string]string {
 }
 
 // Assign returns the replicas of n new partitions of replication factor rf, the preferred leader first. A partition's
-// replicas are on distinct brokers and on as many racks as there can be; leaders first, then replicas are spread evenly, what
-// the brokers hold already included. Equal input gives equal output, whatever the order of brokers.
+// replicas are on distinct brokers, on as many racks as there can be, and no more on one rack than must be, so that the loss of a
+// rack costs as few as possible; leaders first, then replicas are spread evenly, what the brokers hold already included. Equal input gives equal output, whatever the order of brokers.
 func Assign(brokers []Broker, rf, n int) ([][]int32, error) {
 	open := 0
 	for i := range brokers {
@@ -68,12 +68,12 @@ func sorted(brokers []Broker) []Broker {
 // assignOne places one partition and books it in pool.
 func assignOne(pool []Broker, rf int) []int32 {
 	replicas := make([]int32, 0, rf)
-	racks := map[string]bool{}
+	racks := map[string]int{}
 	for len(replicas) < rf {
 		leader := len(replicas) == 0
 		b := choose(pool, replicas, racks, leader)
 		replicas = append(replicas, b.ID)
-		racks[b.Rack] = true
+		racks[b.Rack]++
 		b.Replicas++
 		if leader {
 			b.Leaders++
@@ -83,7 +83,7 @@ func assignOne(pool []Broker, rf int) []int32 {
 }
 
 // choose returns the best place for one more replica of a partition; nil when there is none.
-func choose(pool []Broker, replicas []int32, racks map[string]bool, leader bool) *Broker {
+func choose(pool []Broker, replicas []int32, racks map[string]int, leader bool) *Broker {
 	var best *Broker
 	for i := range pool {
 		b := &pool[i]
@@ -111,12 +111,12 @@ func Extend(brokers []Broker, partitions [][]int32, rf int) [][]int32 {
 
 func extendOne(pool []Broker, has []int32, rf int) []int32 {
 	replicas := slices.Clone(has)
-	racks := map[string]bool{}
+	racks := map[string]int{}
 	known := map[int32]*Broker{}
 	for i := range pool {
 		known[pool[i].ID] = &pool[i]
 		if slices.Contains(has, pool[i].ID) {
-			racks[pool[i].Rack] = true
+			racks[pool[i].Rack]++
 		}
 	}
 	for len(replicas) < rf {
@@ -125,7 +125,7 @@ func extendOne(pool []Broker, has []int32, rf int) []int32 {
 			break
 		}
 		replicas = append(replicas, b.ID)
-		racks[b.Rack] = true
+		racks[b.Rack]++
 		b.Replicas++
 	}
 	if first := known[has[0]]; len(replicas) > len(has) && first != nil {
@@ -144,10 +144,10 @@ func extendOne(pool []Broker, has []int32, rf int) []int32 {
 	return replicas
 }
 
-// better reports whether a is a better place than b for a partition that is on racks already.
-func better(a, b *Broker, racks map[string]bool, leader bool) bool {
+// better reports whether a is a better place than b for a partition that has so many replicas on racks already.
+func better(a, b *Broker, racks map[string]int, leader bool) bool {
 	if racks[a.Rack] != racks[b.Rack] {
-		return racks[b.Rack]
+		return racks[a.Rack] < racks[b.Rack]
 	}
 	if leader && a.Leaders != b.Leaders {
 		return a.Leaders < b.Leaders

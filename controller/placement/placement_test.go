@@ -42,14 +42,25 @@ func TestAssign_spreads(t *testing.T) {
 		if !slices.Equal(brokers, input) {
 			t.Fatal("the caller's brokers were changed")
 		}
+		size := map[string]int{}
+		for _, b := range brokers {
+			size[b.Rack]++
+		}
 		for _, replicas := range got {
-			ids, used := map[int32]bool{}, map[string]bool{}
+			ids, used := map[int32]bool{}, map[string]int{}
 			for _, id := range replicas {
 				ids[id] = true
-				used[rack[id]] = true
+				used[rack[id]]++
 			}
 			if len(ids) != rf || len(used) != min(rf, len(racks)) {
 				t.Fatalf("replicas %v on racks %v", replicas, used)
+			}
+			for full, n := range used {
+				for other := range racks {
+					if n > used[other]+1 && used[other] < size[other] {
+						t.Fatalf("replicas %v: %d on rack %s, %d of %d on rack %s", replicas, n, full, used[other], size[other], other)
+					}
+				}
 			}
 		}
 		slices.Reverse(brokers)

@@ -13,16 +13,31 @@ func (s *stage) through(i int) func() grpc.ClientConnInterface {
 	return func() grpc.ClientConnInterface { return s.conns[s.id(i)] }
 }
 
-// restart ends a broker in an orderly way and starts it again.
-func (s *stage) restart(i int) {
+// restart ends a broker in an orderly way and starts it again. Its copies are taken
+// for what they were.
+func (s *stage) restart(i int) { s.restarts(i, false) }
+
+// reboot is restart with the machine: it forgets what was not synced.
+func (s *stage) reboot(i int) { s.restarts(i, true) }
+
+func (s *stage) restarts(i int, machine bool) {
 	s.t.Helper()
 	h := s.r[i]
 	h.leaving = true
 	h.proc.cancel()
 	s.soon("it has shut down", 10*time.Second, h.ended)
-	h.mem = h.proc.disk.kill()
+	if machine {
+		h.mem = h.proc.disk.powerCut(s.rng, 0)
+		h.boots++
+	} else {
+		h.mem = h.proc.disk.kill()
+	}
 	s.net.die(h.name, true)
 	h.start()
+	s.soon("it has opened its copy", 10*time.Second, func() bool { return s.replica(s.id(i), s.key) != nil })
+	if p := s.replica(s.id(i), s.key); p != nil && p.Suspicion() != "" {
+		s.judge.complain("5", "a broker ended in an orderly way, and its copy is suspect: %s", p.Suspicion())
+	}
 }
 
 // Writes through a broker that does not lead keep their order while a leader
@@ -50,7 +65,11 @@ func TestStoryManyHandOvers(t *testing.T) {
 	play(t, setting{}, func(s *stage) {
 		p := s.load.pump(s.topic, 0, 2*time.Millisecond, s.through(2))
 		for n := range moves {
-			s.restart(n % 2)
+			if n%3 == 0 {
+				s.reboot(n % 2)
+			} else {
+				s.restart(n % 2)
+			}
 			s.soon("all is well", 20*time.Second, func() bool { return s.inSync(0, 1, 2) })
 			s.stepFor(50 * time.Millisecond)
 		}

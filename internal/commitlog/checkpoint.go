@@ -164,7 +164,8 @@ func readCheckpoint(fsys vfs.FS, dir string) (c checkpoint, ok bool, err error) 
 	return parseCheckpoint(b)
 }
 
-// createCheckpoint makes the file of a new log, with room for both slots.
+// createCheckpoint makes the file of a new log, with room for both slots. It is
+// not durable.
 func createCheckpoint(fsys vfs.FS, dir string, c *checkpoint) (err error) {
 	f, err := fsys.OpenOrCreate(filepath.Join(dir, checkpointName))
 	if err != nil {
@@ -177,7 +178,8 @@ func createCheckpoint(fsys vfs.FS, dir string, c *checkpoint) (err error) {
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return err
 	}
-	return f.Sync()
+	f.WriteBack()
+	return nil
 }
 
 // write replaces the older of the two slots, durably. A write that finds no

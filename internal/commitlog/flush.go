@@ -89,7 +89,7 @@ func (l *Log) settled() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return len(l.unsynced) <= 1 && !l.entriesUnsynced
+	return len(l.unsynced) <= 1 && l.entriesMade == l.entriesSynced
 }
 
 func (l *Log) syncOnce() error {
@@ -108,8 +108,6 @@ func (l *Log) syncLocked() error {
 	end := l.end.Load()
 	l.mu.Lock()
 	segments := append([]*segment(nil), l.unsynced...)
-	entries := l.entriesUnsynced
-	l.entriesUnsynced = false
 	l.mu.Unlock()
 
 	for i, s := range segments {
@@ -117,10 +115,8 @@ func (l *Log) syncLocked() error {
 			return l.failed.Set(err)
 		}
 	}
-	if entries {
-		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
-			return err
-		}
+	if err := l.syncEntries(); err != nil {
+		return err
 	}
 	// Another log of the root may have failed meanwhile: then nothing
 	// positive is said here either.
@@ -132,6 +128,31 @@ func (l *Log) syncLocked() error {
 	}
 	l.synced(segments)
 	return nil
+}
+
+// syncEntries makes the names of the files durable that were made, unless they
+// are.
+func (l *Log) syncEntries() error {
+	l.mu.Lock()
+	made := l.entriesMade
+	done := made == l.entriesSynced
+	l.mu.Unlock()
+	if done {
+		return nil
+	}
+	if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
+		return err
+	}
+	l.entriesDurable(made)
+	return nil
+}
+
+// entriesDurable notes that the directory was synced when made files were made.
+func (l *Log) entriesDurable(made int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	l.entriesSynced = max(l.entriesSynced, made)
 }
 
 // syncSegment syncs a segment's batches, by the file they were written
@@ -171,7 +192,7 @@ func (l *Log) hold(s *segment) {
 	defer l.mu.Unlock()
 
 	l.unsynced = append(l.unsynced, s)
-	l.entriesUnsynced = true
+	l.entriesMade++
 }
 
 // setEnd publishes what was appended. It REQUIRES the writing turn.

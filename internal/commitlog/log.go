@@ -51,6 +51,10 @@ type Log struct {
 	// bytesRead counts what recovery, index rebuilding and compaction read.
 	bytesRead atomic.Int64
 	closed    atomic.Bool
+	// tentative says that the checkpoint may not be durable, because it was just made
+	// or a process that was killed left it so: the next one is written even if it
+	// says the same. Who has the checkpointing turn changes it.
+	tentative atomic.Bool
 
 	// cleaning is held by who compacts the log, and guards cleanClocks.
 	cleaning    turn
@@ -73,9 +77,9 @@ type Log struct {
 	// each with its file acquired. The last one is the active segment, also
 	// when all of it is synced.
 	unsynced []*segment
-	// entriesUnsynced says that files were created that no sync of the
-	// directory covered.
-	entriesUnsynced bool
+	// entriesMade counts the files that were made, and entriesSynced those of
+	// them whose names a sync of the directory covered.
+	entriesMade, entriesSynced int
 	// seen is the damage that reads have found, besides the view's, when
 	// cuts was seenCuts.
 	seen     []Range
@@ -137,7 +141,7 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 	if err := l.failed.Err(); err != nil {
 		return nil, Recovery{}, err
 	}
-	report, err := l.open(opts.Clean)
+	report, err := l.open(opts)
 	if err != nil {
 		l.abandon()
 		l.idle.closeAll()
@@ -419,14 +423,32 @@ func (l *Log) checkpointFrom(start record.Offset) error {
 	for _, s := range l.view.Load().segments {
 		next.lastAppendMs = max(next.lastAppendMs, s.lastAppend.Load())
 	}
-	if next == l.kept.checkpoint {
+	if next == l.kept.checkpoint && !l.tentative.Load() {
 		return nil
 	}
+	return l.store(next)
+}
+
+// Grown reports whether a checkpoint of the log is durable: then it is not to be
+// opened as a young one again.
+func (l *Log) Grown() bool { return !l.tentative.Load() }
+
+// store writes a checkpoint under the next number, durably. It REQUIRES the
+// checkpointing turn.
+func (l *Log) store(next checkpoint) error {
 	next.seq++
 	if err := l.check(next.write(l.fs, l.dir, l.failed)); err != nil {
 		return err
 	}
 	l.kept.checkpoint = next
+	if !l.tentative.Load() {
+		return nil
+	}
+	// All of the file is durable by that, and now its entry is to be.
+	if err := l.syncEntries(); err != nil {
+		return err
+	}
+	l.tentative.Store(false)
 	return nil
 }
 
@@ -437,9 +459,13 @@ func (l *Log) keepEpochs() error {
 	if list == l.kept.epochs {
 		return nil
 	}
+	l.mu.Lock()
+	made := l.entriesMade
+	l.mu.Unlock()
 	if err := l.check(list.write(l.fs, l.dir)); err != nil {
 		return err
 	}
+	l.entriesDurable(made)
 	l.kept.epochs = list
 	return nil
 }

@@ -134,6 +134,13 @@ type OpenOptions struct {
 	// checkpoint, and not a scan, says how far the log goes. When the files
 	// do not bear it out the log is recovered as after a crash.
 	Clean bool
+	// Young says that no checkpoint of the log was ever known to be durable: that
+	// there is none is no loss, and one that is made need not be durable at once.
+	// See [Log.Grown].
+	Young bool
+	// YoungLoose says of a young log that what was not durable may have been
+	// counted: its checkpoint would say it.
+	YoungLoose bool
 	// Failed is the latch of the data root; nil is one of the log's own.
 	Failed *Failure
 	// Idle bounds the files that are open and not in use. All logs of a

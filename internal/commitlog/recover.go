@@ -53,7 +53,11 @@ type recovery struct {
 	report Recovery
 	kept   checkpoint
 	found  bool // kept is what the checkpoint file says
-	inFile bool // the checkpoint file can be written in place
+	young  bool // that there is no checkpoint means nothing
+	// youngLoose is what it would say of what counts.
+	youngLoose bool
+	blank      bool // the directory is empty: the log is made
+	inFile     bool // the checkpoint file can be written in place
 
 	segments []*segment
 	// fileSize is that of each segment's file.
@@ -94,11 +98,11 @@ type envelope struct {
 }
 
 // open recovers the log.
-func (l *Log) open(clean bool) (Recovery, error) {
+func (l *Log) open(opts OpenOptions) (Recovery, error) {
 	if err := vfs.MkdirAllSynced(l.fs, l.dir); err != nil {
 		return Recovery{}, l.check(err)
 	}
-	r := &recovery{l: l, fileSize: map[*segment]int64{}}
+	r := &recovery{l: l, young: opts.Young, youngLoose: opts.YoungLoose, fileSize: map[*segment]int64{}}
 	l.events = func(e Event) { r.report.Events = append(r.report.Events, e) }
 	if err := r.clearWay(); err != nil {
 		return Recovery{}, err
@@ -113,7 +117,7 @@ func (l *Log) open(clean bool) (Recovery, error) {
 		return Recovery{}, err
 	}
 	sound := false
-	if clean && r.found {
+	if opts.Clean && r.found {
 		var err error
 		if sound, err = r.trust(); err != nil {
 			return Recovery{}, err
@@ -155,6 +159,7 @@ func (r *recovery) survey() (err error) {
 			return err
 		}
 	}
+	r.blank = len(entries) == 0
 	indexes := map[record.Offset]int64{}
 	for _, e := range entries {
 		if base, ok := parseSegmentName(e.Name, indexSuffix); ok {
@@ -191,17 +196,21 @@ func (r *recovery) survey() (err error) {
 
 // begin decides where the log starts and up to where it was durable.
 func (r *recovery) begin() {
+	if r.young && !r.found {
+		r.kept.loose = r.youngLoose
+	}
 	data := slices.ContainsFunc(r.segments, func(s *segment) bool { return s.size.Load() > 0 })
 	switch {
 	case r.found:
 		r.mark = r.kept.recoveryPoint
-	case data:
+	case data && !r.young:
 		r.mark = unknownMark
 		r.kept.logStart = r.segments[0].base
 		r.kept.suspicion = SuspectNoCheckpoint
 		r.event(EventCheckpointLost, checkpointName, 0, "all of the log is read")
 	case len(r.segments) > 0:
-		// A crash in the making of the log: nothing was ever in it.
+		// A crash in the making of the log: nothing was ever in it, or a young
+		// one's batches, of which no checkpoint says anything.
 		r.kept.logStart = r.segments[0].base
 		r.mark = r.kept.logStart
 	}

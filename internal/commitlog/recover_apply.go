@@ -141,7 +141,7 @@ func (r *recovery) removeLeftovers() error {
 // the right checksums, and synced after that.
 func (r *recovery) syncScanned() error {
 	l := r.l
-	if r.report.Clean && len(r.leftovers) == 0 {
+	if r.report.Clean && len(r.leftovers) == 0 || r.blank {
 		return nil
 	}
 	for _, s := range r.dirty {
@@ -175,8 +175,10 @@ func (r *recovery) adopt() error {
 		if err != nil {
 			return err
 		}
-		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
-			return err
+		if !r.blank {
+			if err := l.syncEntries(); err != nil {
+				return err
+			}
 		}
 		segments = append(segments, s)
 	} else {
@@ -185,10 +187,8 @@ func (r *recovery) adopt() error {
 			return err
 		}
 		l.hold(s)
+		l.entriesSynced = l.entriesMade // it has its name for long
 	}
-	l.mu.Lock()
-	l.entriesUnsynced = false
-	l.mu.Unlock()
 	l.view.Store(&view{segments: segments, start: r.kept.logStart, damage: r.damage})
 	l.durable.Store(int64(r.next))
 	l.writer.lastAppendMs = r.kept.lastAppendMs
@@ -271,14 +271,19 @@ func (r *recovery) keep() error {
 		if err := createCheckpoint(l.fs, l.dir, &c); err != nil {
 			return fmt.Errorf("%s: %w", checkpointName, err)
 		}
-		if err := l.failed.Set(l.fs.SyncDir(l.dir)); err != nil {
-			return err
-		}
+		l.entriesMade++
 		l.kept.checkpoint = c
+		l.tentative.Store(true)
+	}
+	if r.young && r.blank && l.kept.loose == r.kept.loose {
+		return nil // nothing relies on it before it is durable
 	}
 	err := l.checkpointLocked()
-	if errors.Is(err, ErrStorageFull) && l.kept.checkpoint.loose == l.kept.loose {
+	if errors.Is(err, ErrStorageFull) && r.inFile && l.kept.checkpoint.loose == l.kept.loose {
 		return nil // the next one catches up; until then there is more to scan
+	}
+	if err == nil && !r.report.Clean && l.kept.checkpoint == r.kept {
+		l.tentative.Store(true) // who wrote it may have been killed before it was synced
 	}
 	return err
 }

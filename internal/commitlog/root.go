@@ -133,7 +133,10 @@ type Root struct {
 	leftovers  []string                     // removed topics whose files may still be there
 	quarantine []Quarantined
 	logs       map[PartitionID]*openLog
-	closed     bool
+	// making are those whose directory this process made, and that it has not
+	// handed out yet: there is nothing in them that could be lost.
+	making map[PartitionID]bool
+	closed bool
 
 	// unverified are the partitions for which this start does not speak, but
 	// at best the boot that is named: see readUnverified. unverifiedSaved is
@@ -160,7 +163,7 @@ func OpenRoot(fsys vfs.FS, dir string, opts RootOptions) (*Root, error) {
 	r := &Root{
 		dir: dir, opts: opts.withDefaults(), failure: NewFailure(), notes: newTurn(), idle: NewIdleFiles(rootIdleFiles),
 		waiting: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
-		logs:    map[PartitionID]*openLog{}, unverified: map[PartitionID]string{},
+		logs:    map[PartitionID]*openLog{}, making: map[PartitionID]bool{}, unverified: map[PartitionID]string{},
 	}
 	r.disk = newDisk(fsys, dir, r.failure, opts.ReserveBytes, opts.BallastBytes)
 	r.fs = ballastFS{fsys, r.disk}

@@ -22,11 +22,14 @@ import (
 // root, and again when it may lack something; it only grows, and is durable before
 // a log is handed out:
 //
-//	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 1f00c1a2
-//	aaaaaaaa-0000-4000-8000-000000000001/0 52a0b1c4
-//	opened 8813d0e7
+//	runnel.partitions 1 "7cc5809f-efd2-4ebb-ad31-49ef5142e76e" 9f076527
+//	aaaaaaaa-0000-4000-8000-000000000001/0 new async 4f19a7da
+//	opened 0ad4781a
+//	aaaaaaaa-0000-4000-8000-000000000001/0 cfff346f
 //
-// Each line ends in the CRC-32C of all texts up to it. "opened" says that by
+// Each line ends in the CRC-32C of all texts up to it. "new" is a partition that
+// was made, and of whose log no checkpoint need be durable yet; see
+// [OpenOptions.Young]. The last line of a partition counts. "opened" says that by
 // then every replica that the cluster expected here was named: before, the
 // broker may have had them on a disk that is gone.
 //
@@ -44,8 +47,8 @@ type partitionList struct {
 
 	// mu guards the fields below.
 	mu     sync.Mutex
-	named  map[string]bool
-	wanted map[string]bool // to be written by whoever has the turn next
+	named  map[string]listState
+	wanted map[string]bool // texts to be written by whoever has the turn next
 	counts bool            // neverHeld may speak: all that ever was here is named
 }
 
@@ -54,6 +57,44 @@ const (
 	listOpened = "opened"
 )
 
+// A listState is what the list says of a partition.
+type listState uint8
+
+const (
+	// unnamed: nothing.
+	unnamed listState = iota
+	// grown: there is a checkpoint of its log.
+	grown
+	// newTight and newLoose: there need not be one yet, and if there is none, what
+	// was not durable did not count, or may have.
+	newTight
+	newLoose
+)
+
+func (s listState) isNew() bool { return s == newTight || s == newLoose }
+
+// suffix is what tells the state in a line.
+func (s listState) suffix() string {
+	switch s {
+	case newTight:
+		return " new sync"
+	case newLoose:
+		return " new async"
+	case unnamed, grown:
+	}
+	return ""
+}
+
+// parseListText splits the text of a line.
+func parseListText(text string) (name string, state listState) {
+	for _, s := range []listState{newTight, newLoose} {
+		if name, ok := strings.CutSuffix(text, s.suffix()); ok {
+			return name, s
+		}
+	}
+	return text, grown
+}
+
 func listHeader(directory uuid.UUID) string {
 	return fmt.Sprintf("%s %d %q", listName, noteFormat, directory)
 }
@@ -61,7 +102,7 @@ func listHeader(directory uuid.UUID) string {
 func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
 	return &partitionList{
 		fs: fsys, path: filepath.Join(dir, listName), fail: fail, turn: newTurn(),
-		named: map[string]bool{}, wanted: map[string]bool{},
+		named: map[string]listState{}, wanted: map[string]bool{},
 	}
 }
 
@@ -70,7 +111,7 @@ func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
 func (r *Root) makeList() error {
 	l := newPartitionList(r.fs, r.dir, r.failure)
 	for id := range r.found {
-		l.named[id.String()] = true
+		l.named[id.String()] = grown
 	}
 	data, sum := encodeList(r.id.DirectoryID, l.named)
 	if err := r.writeNote(listName, data); err != nil {
@@ -82,8 +123,11 @@ func (r *Root) makeList() error {
 }
 
 // encodeList returns a whole list, and the checksum of its texts.
-func encodeList(directory uuid.UUID, named map[string]bool) (data []byte, sum uint32) {
-	texts := slices.Collect(maps.Keys(named))
+func encodeList(directory uuid.UUID, named map[string]listState) (data []byte, sum uint32) {
+	var texts []string
+	for name, state := range named {
+		texts = append(texts, name+state.suffix())
+	}
 	sortListTexts(texts)
 	data, sum = appendListLine(nil, 0, listHeader(directory))
 	for _, t := range texts {
@@ -134,9 +178,25 @@ func (r *Root) loadList() error {
 		r.listDoubted = true
 		return nil
 	}
-	l.counts = r.start.Trusted() && l.named[listOpened]
+	if !r.start.Clean {
+		// Of what is read, some may have been written by a process that was killed
+		// before it synced it.
+		if err := l.sync(); err != nil {
+			return r.failure.Check(err)
+		}
+	}
+	l.counts = r.start.Trusted() && l.named[listOpened] != unnamed
 	r.list = l
 	return nil
+}
+
+func (l *partitionList) sync() (err error) {
+	f, err := l.fs.Open(l.path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return f.Sync()
 }
 
 // parseList returns the texts of the lines up to the first bad one, and how many
@@ -165,15 +225,20 @@ func (l *partitionList) adopt(data []byte, texts []string) {
 		_, l.sum = appendListLine(nil, l.sum, t)
 	}
 	for _, t := range texts[1:] {
-		l.named[t] = true
+		l.enter(t)
 	}
+}
+
+func (l *partitionList) enter(text string) {
+	name, state := parseListText(text)
+	l.named[name] = state
 }
 
 // unnamed finds a partition that holds something and is not in the list: then
 // the list lacks lines that it had.
 func (r *Root) unnamed(l *partitionList) (why string) {
 	for id, d := range r.found {
-		if l.named[id.String()] {
+		if l.state(id) != unnamed {
 			continue
 		}
 		entries, err := r.fs.ReadDir(d.Path)
@@ -198,29 +263,26 @@ func (l *partitionList) neverHeld(id PartitionID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return l.counts && !l.named[id.String()]
+	return l.counts && l.named[id.String()] == unnamed
 }
 
-// name enters a partition, or [listOpened], durably. Those that come together
+// name enters partitions, with what is to be told of them, or [listOpened], durably. Those that come together
 // share a sync.
-func (l *partitionList) name(text string) error {
-	if l == nil || l.isNamed(text) {
+func (l *partitionList) name(texts ...string) error {
+	if l == nil || !l.want(texts) {
 		return nil
 	}
-	l.mu.Lock()
-	l.wanted[text] = true
-	l.mu.Unlock()
 	l.turn.take()
 	defer l.turn.give()
 
-	if l.isNamed(text) {
+	if !l.want(texts) {
 		return nil // with somebody else's
 	}
+	all := slices.Contains(texts, listOpened)
+	texts = nil
 	l.mu.Lock()
-	l.wanted[text] = true
-	var texts []string
 	for t := range l.wanted {
-		if t != listOpened || text == listOpened {
+		if t != listOpened || all {
 			texts = append(texts, t)
 		}
 	}
@@ -233,17 +295,35 @@ func (l *partitionList) name(text string) error {
 	defer l.mu.Unlock()
 
 	for _, t := range texts {
-		l.named[t] = true
+		l.enter(t)
 		delete(l.wanted, t)
 	}
 	return nil
 }
 
-func (l *partitionList) isNamed(text string) bool {
+// want notes which of texts are not in force, and reports whether any is not.
+func (l *partitionList) want(texts []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return l.named[text]
+	some := false
+	for _, t := range texts {
+		if name, state := parseListText(t); l.named[name] != state {
+			l.wanted[t], some = true, true
+		}
+	}
+	return some
+}
+
+// state returns what the list says of a partition.
+func (l *partitionList) state(id PartitionID) listState {
+	if l == nil {
+		return unnamed
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	return l.named[id.String()]
 }
 
 func (l *partitionList) writeInTurn(texts []string) (err error) {
@@ -317,7 +397,7 @@ func (l *partitionList) forget(directory, topic uuid.UUID) error {
 	defer l.turn.give()
 
 	l.mu.Lock()
-	maps.DeleteFunc(l.named, func(text string, _ bool) bool { return strings.HasPrefix(text, topic.String()+"/") })
+	maps.DeleteFunc(l.named, func(text string, _ listState) bool { return strings.HasPrefix(text, topic.String()+"/") })
 	named := maps.Clone(l.named)
 	l.mu.Unlock()
 	if l.lines <= 2*len(named)+listSlack {

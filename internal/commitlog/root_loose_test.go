@@ -23,6 +23,8 @@ func TestRoot_powerCutWhereTheModeChanged(t *testing.T) {
 		"always durable":                 {sync, []func(*commitlog.Log) error{add}, commitlog.NotSuspect},
 		"never until the start":          {async, []func(*commitlog.Log) error{add}, commitlog.SuspectOther},
 		"not any more, and now again":    {sync, []func(*commitlog.Log) error{to(async), add}, commitlog.SuspectOther},
+		"durable, without a checkpoint":  {sync, []func(*commitlog.Log) error{add, (*commitlog.Log).Sync}, commitlog.NotSuspect},
+		"from now on, no checkpoint":     {async, []func(*commitlog.Log) error{add, to(sync), (*commitlog.Log).Sync}, commitlog.SuspectOther},
 		"from now on":                    {async, []func(*commitlog.Log) error{add, to(sync), (*commitlog.Log).Checkpoint}, commitlog.SuspectOther},
 		"from now on, and all is synced": {async, []func(*commitlog.Log) error{add, to(sync), (*commitlog.Log).Sync, (*commitlog.Log).Checkpoint}, commitlog.NotSuspect},
 		"from now on, and what was there is synced": {
@@ -52,5 +54,22 @@ func TestRoot_powerCutWhereTheModeChanged(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// So it is where the mode changed after the directory was made, and before it was
+// opened.
+func TestRoot_modeChangedBetweenMakingAndOpening(t *testing.T) {
+	sync, async := commitlog.Config{Flush: commitlog.FlushSync}, commitlog.Config{}
+	mem := vfs.NewMem()
+	root := openRoot(t, mem, rootOptions())
+	id := commitlog.PartitionID{Topic: topicA}
+	rootMust(t, root.MakePartitions([]commitlog.PartitionSpec{{ID: id, Topic: "a", Config: sync, Create: true}}))
+	log, _, err := root.OpenPartition(topicA, "a", 0, async, true)
+	rootMust(t, err, appendValue(log, "a"))
+	_, rec, err := openRoot(t, powerCut(mem, 1, 0), rootOptions(inBoot("boot-2"))).OpenPartition(topicA, "a", 0, sync, false)
+	rootMust(t, err)
+	if rec.Suspicion != commitlog.SuspectOther {
+		t.Errorf("%s, want %s", rec.Suspicion, commitlog.SuspectOther)
 	}
 }

@@ -102,26 +102,8 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 	dir := r.partitionDir(id)
 	lost := func(err error) error { return &LostError{ID: id, Path: dir, Err: err} }
 
-	info, err := r.fs.Stat(dir)
-	made := errors.Is(err, fs.ErrNotExist)
-	create = create || r.list.neverHeld(id)
-	if !made || !create {
-		// Whatever comes of it, that it is missing means something from now on.
-		if err := r.list.name(id.String()); err != nil {
-			return nil, Recovery{}, err
-		}
-	}
-	switch {
-	case made && !create:
-		return nil, Recovery{}, lost(fs.ErrNotExist)
-	case made && r.Disk().Hard:
-		return nil, Recovery{}, ErrStorageFull
-	case errors.Is(err, fs.ErrPermission):
+	if err := r.makeMissing([]PartitionSpec{{ID: id, Topic: name, Config: cfg, Create: create}}); err != nil {
 		return nil, Recovery{}, err
-	case err != nil && !made:
-		return nil, Recovery{}, lost(err)
-	case err == nil && !info.IsDir:
-		return nil, Recovery{}, lost(errors.New("it is a file"))
 	}
 	if err := r.prepareTopic(id, name); err != nil {
 		if errors.Is(err, ErrForeign) {
@@ -129,7 +111,7 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 		}
 		return nil, Recovery{}, err
 	}
-	log, rec, err := r.openLog(id, dir, cfg, made)
+	log, rec, err := r.openLog(id, dir, cfg)
 	r.noteStrange(rec.Strange)
 	if err != nil {
 		if !isNoLoss(err) {
@@ -137,14 +119,12 @@ func (r *Root) openReserved(id PartitionID, name string, cfg Config, create bool
 		}
 		return nil, rec, err
 	}
-	if err := r.list.name(id.String()); err != nil {
-		return nil, rec, errors.Join(err, log.Close())
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	r.found[id] = PartitionDir{ID: id, Topic: name, Path: dir}
 	delete(r.unverified, id)
+	delete(r.making, id)
 	return log, rec, nil
 }
 
@@ -157,9 +137,13 @@ func isNoLoss(err error) bool {
 
 // openLog opens a log, and makes it suspect, durably, when nothing speaks for
 // what it held unsynced.
-func (r *Root) openLog(id PartitionID, dir string, cfg Config, made bool) (*Log, Recovery, error) {
+func (r *Root) openLog(id PartitionID, dir string, cfg Config) (*Log, Recovery, error) {
 	start := r.StartOf(id)
-	opts := OpenOptions{Clean: start.Clean, Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
+	r.mu.Lock()
+	made := r.making[id]
+	r.mu.Unlock()
+	state := r.list.state(id)
+	opts := OpenOptions{Clean: start.Clean, Young: state.isNew(), YoungLoose: state == newLoose, Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
 	if r.opts.OnEvent != nil {
 		opts.OnEvent = func(e Event) { r.opts.OnEvent(id, e) }
 	}
@@ -193,51 +177,6 @@ func suspicion(start Start, cfg Config, rec *Recovery) Suspicion {
 	return SuspectOther
 }
 
-// prepareTopic sees to it that the directory of a partition's topic is there
-// and says the topic's name. The name is only a label: a file that is missing,
-// damaged or of another name is written anew, and one that cannot be written
-// for want of room keeps no records from being read. Only one of another topic's
-// id is a reason to keep away: what lies beside it may be that topic's.
-func (r *Root) prepareTopic(id PartitionID, name string) error {
-	r.notes.take()
-	defer r.notes.give()
-
-	dir := r.topicDir(id.Topic)
-	path := filepath.Join(dir, topicFileName)
-	found, err := readTopicFile(r.fs, dir, id.Topic)
-	why := ""
-	switch {
-	case err == nil && found == name:
-		return nil
-	case err == nil:
-		why = fmt.Sprintf("it said that the topic's name is %q", found)
-	case errors.Is(err, ErrDamaged):
-		why = err.Error()
-	case !errors.Is(err, fs.ErrNotExist):
-		info, serr := r.fs.Stat(path)
-		if serr != nil || !info.IsDir {
-			return err
-		}
-		to, merr := moveAside(r.fs, dir, topicFileName)
-		if merr != nil {
-			return merr
-		}
-		r.noteStrange([]string{to})
-		why = "a directory was in its place, and was moved to " + to
-	}
-	if err := r.failure.Check(vfs.MkdirAllSynced(r.fs, dir)); err != nil {
-		return err
-	}
-	err = r.failure.Check(vfs.WriteFileAtomic(r.fs, path, encodeTopicFile(id.Topic, name)))
-	if vfs.IsTransient(err) {
-		return nil // it is tried again at the next opening
-	}
-	if err == nil && why != "" && r.opts.OnEvent != nil {
-		r.opts.OnEvent(id, Event{Kind: EventLabelRewritten, Path: path, Detail: why})
-	}
-	return err
-}
-
 // A PartitionSpec is what [Root.OpenPartition] needs to open one.
 type PartitionSpec struct {
 	// ID names the partition.
@@ -262,12 +201,15 @@ type Opened struct {
 	Err error
 }
 
-// OpenPartitions opens many partitions, several at once, and returns what
+// OpenPartitions makes and opens many partitions, several at once, and returns what
 // became of each, in the order of specs. progress, when not nil, is called
 // after each, never twice at the same time. When ctx ends, those not begun get
 // its error.
 func (r *Root) OpenPartitions(ctx context.Context, specs []PartitionSpec, progress func(done, total int)) []Opened {
 	results := make([]Opened, len(specs))
+	if ctx.Err() == nil {
+		_ = r.MakePartitions(specs) // what goes wrong is met again when they are opened
+	}
 	one := newTurn()
 	done := 0
 	r.each(len(specs), func(i int) {

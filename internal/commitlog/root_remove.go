@@ -80,6 +80,7 @@ func (r *Root) forgetTopic(topic uuid.UUID) {
 	defer r.mu.Unlock()
 
 	maps.DeleteFunc(r.found, func(id PartitionID, _ PartitionDir) bool { return id.Topic == topic })
+	maps.DeleteFunc(r.making, func(id PartitionID, _ bool) bool { return id.Topic == topic })
 	maps.DeleteFunc(r.unverified, func(id PartitionID, _ string) bool { return id.Topic == topic })
 	dir := r.topicDir(topic)
 	r.strays = slices.DeleteFunc(r.strays, func(s Stray) bool { return s.Path == dir || filepath.Dir(s.Path) == dir })

@@ -155,9 +155,21 @@ func (r *Root) checkpointAll(ctx context.Context) {
 	if r.usable() != nil {
 		return
 	}
-	if err := errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn()); err != nil {
+	if err := errors.Join(r.settleInTurn(), r.saveUnverifiedInTurn(), r.nameGrown()); err != nil {
 		r.opts.OnWarning(err)
 	}
+}
+
+// nameGrown says of the partitions that are new no longer, because a checkpoint of
+// theirs is durable, that they are not: from then on the lack of one is a loss.
+func (r *Root) nameGrown() error {
+	var texts []string
+	for id, o := range r.snapshot() {
+		if log := o.log.Load(); log != nil && r.list.state(id).isNew() && log.Grown() {
+			texts = append(texts, id.String())
+		}
+	}
+	return r.list.name(texts...)
 }
 
 // aside calls fn, which waits for the disk, when not too many others do that in
