@@ -43,6 +43,7 @@ type node struct {
 	root    *commitlog.Root
 	store   *metadata.Store
 	session *metadata.Session
+	ids     *metadata.ProducerIDs
 	set     *partition.Set
 
 	replicas  *replication.Server
@@ -159,7 +160,8 @@ func (n *node) build(sec security) {
 	counter := rpc.NewAdminService(admin)
 	runnelv1.RegisterAdminServiceServer(n.client, counter)
 	runnelv1.RegisterMetadataServiceServer(n.client, rpc.NewMetadataService(admin, maxAge))
-	runnelv1.RegisterProducerServiceServer(n.client, rpc.NewProducerService(metadata.NewProducerIDs(n.session), admin))
+	n.ids = metadata.NewProducerIDs(n.session)
+	runnelv1.RegisterProducerServiceServer(n.client, rpc.NewProducerService(n.ids, admin))
 	n.buildGroups(finder, counter, reg)
 	n.forward = rpc.NewForwardService(n.logs, counter)
 	n.forward.Register(n.internal)
@@ -235,7 +237,7 @@ func (s stage) end() error {
 // ports by which others see that the broker is there.
 func (n *node) run(ctx context.Context) error {
 	ports := begin(ctx, n.servePorts()...)
-	control := begin(ctx, n.session.Run, n.watchReadiness)
+	control := begin(ctx, n.session.Run, n.ids.Run, n.watchReadiness)
 	storage := begin(ctx, n.root.Run, n.set.Run, n.followers.Run)
 	forwards := begin(ctx, n.router.Run)
 	groups := begin(ctx, n.groups.Run)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/internal/lifecycle"
 )
 
 const (
@@ -16,6 +17,8 @@ const (
 	idsLow = 500
 	// idsTimeout bounds the question.
 	idsTimeout = 5 * time.Second
+	// idsAgain is after how long the first block is asked for again.
+	idsAgain = time.Second
 )
 
 var errNoIDs = errors.New("the controller gave no producer ids")
@@ -39,6 +42,23 @@ type idBlock struct{ next, end int64 }
 // NewProducerIDs returns an empty store of ids, filled by session's controllers.
 func NewProducerIDs(session *Session) *ProducerIDs {
 	return &ProducerIDs{session: session, turn: make(chan struct{}, 1)}
+}
+
+// Run asks for the first block as soon as there is a controller, so that producers can
+// start when all of them are away later. It returns nil when there are ids, or with ctx.
+func (p *ProducerIDs) Run(ctx context.Context) error {
+	for {
+		if _, _, err := p.session.AwaitController(ctx); err != nil {
+			return nil //nolint:nilerr // it is ctx that has ended
+		}
+		p.fillSoon(ctx)
+		p.mu.Lock()
+		low := p.lowLocked()
+		p.mu.Unlock()
+		if !low || !lifecycle.Wait(ctx, idsAgain) {
+			return nil
+		}
+	}
 }
 
 // take takes an id; 0 when there is none. low says that more are needed soon.

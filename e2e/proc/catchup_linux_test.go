@@ -23,9 +23,9 @@ const (
 	// the copying is bounded, for the median by default.
 	slowerAtMost = 2
 	// slowestByDefault and slowestRestless are factors for the slowest writes while
-	// so much is copied and so many logs are made in few seconds, with rests and
-	// without.
-	slowestByDefault, slowestRestless = 5, 10
+	// so much is copied in few seconds, with rests and without, and servers and
+	// clients share two cores.
+	slowestByDefault, slowestRestless = 3, 10
 	// noiseBelow is a p99 that says nothing of the brokers.
 	noiseBelow = 5 * time.Millisecond
 )

@@ -466,3 +466,25 @@ func TestOpenLog_newCheckpointIsDurable(t *testing.T) {
 		t.Errorf("after a power cut: %+v", rec)
 	}
 }
+
+// A checkpoint that a killed process wrote, and did not sync, is read by the next
+// one and made durable with its own, though that says the same.
+func TestOpenLog_checkpointOfAKilledProcess(t *testing.T) {
+	m := vfs.NewMem()
+	fault := vfs.NewFault(m)
+	log, _, err := commitlog.OpenLog(fault, "/log", syncConfig(), commitlog.OpenOptions{})
+	rootMust(t, err, appendValue(log, "a"), log.Sync(), log.Checkpoint())
+	log.SetHighWatermark(1)
+	fault.Inject(vfs.Rule{Ops: vfs.OpSync, Path: "checkpoint", Err: errKilled})
+	if err := log.Checkpoint(); !errors.Is(err, errKilled) {
+		t.Fatal(err)
+	}
+	m.Kill()
+	log, rec, err := commitlog.OpenLog(m, "/log", syncConfig(), commitlog.OpenOptions{})
+	rootMust(t, err, log.Checkpoint())
+	_, after, err := commitlog.OpenLog(powerCut(m, 1, 0), "/log", syncConfig(), commitlog.OpenOptions{})
+	rootMust(t, err)
+	if rec.HighWatermark != 1 || after.HighWatermark != 1 {
+		t.Errorf("high watermark %d, and %d after a power cut, want 1", rec.HighWatermark, after.HighWatermark)
+	}
+}
