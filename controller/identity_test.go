@@ -58,6 +58,10 @@ func TestMutualTLS_takes_each_broker_for_itself_only(t *testing.T) {
 			if denied := status.Code(err) == codes.PermissionDenied; denied != (tt.want == codes.PermissionDenied) {
 				t.Errorf("an internal topic with %s certificate: %v", name, err)
 			}
+			_, err = c.AllocateProducerIds(t.Context(), &controllerv1.AllocateProducerIdsRequest{BrokerId: 1})
+			if status.Code(err) != tt.want {
+				t.Errorf("producer ids with %s certificate: %v, want %v", name, err, tt.want)
+			}
 			if err := conn.Close(); err != nil {
 				t.Fatal(err)
 			}
