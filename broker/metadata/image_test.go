@@ -28,6 +28,12 @@ func goneObject(rev int64, id uuid.UUID) *controllerv1.MetadataObject {
 	return &controllerv1.MetadataObject{Revision: rev, Object: &controllerv1.MetadataObject_DeletedTopicId{DeletedTopicId: id.String()}}
 }
 
+func brokerObject(rev int64, id int32, incarnation string) *controllerv1.MetadataObject {
+	return &controllerv1.MetadataObject{Revision: rev, Object: &controllerv1.MetadataObject_Broker{Broker: &controllerv1.BrokerRecord{
+		BrokerId: id, Incarnation: incarnation, BrokerEpoch: rev, Phase: controllerv1.BrokerPhase_BROKER_PHASE_ACTIVE,
+	}}}
+}
+
 const (
 	creating = controllerv1.TopicPhase_TOPIC_PHASE_CREATING
 	active   = controllerv1.TopicPhase_TOPIC_PHASE_ACTIVE
@@ -86,11 +92,16 @@ func TestTopicLife(t *testing.T) {
 
 func TestOlderObjectsAreDropped(t *testing.T) {
 	a := uuid.New()
-	img := next(t, &Image{}, 5, topicObject(5, a, "orders", active, 1), partitionObject(5, a, 0, 1))
-	img = next(t, img, 6, partitionObject(4, a, 0, 7), topicObject(5, a, "renamed", active, 3), goneObject(5, a))
-	got, ok := img.Topic("orders")
-	if !ok || len(got.Partitions) != 1 || got.Partitions[0].Leader != 1 {
-		t.Errorf("%+v, %v", got, ok)
+	for _, rev := range []int64{4, 5} { // older than what is there, and the same again
+		img := next(t, &Image{}, 5, topicObject(5, a, "orders", active, 1), partitionObject(5, a, 0, 1), brokerObject(5, 1, "now"))
+		img = next(t, img, 6, partitionObject(rev, a, 0, 7), topicObject(rev, a, "renamed", active, 3), goneObject(rev, a), brokerObject(rev, 1, "former"))
+		got, ok := img.Topic("orders")
+		if !ok || len(got.Partitions) != 1 || got.Partitions[0].Leader != 1 {
+			t.Errorf("after objects of revision %d: %+v, %v", rev, got, ok)
+		}
+		if b, _ := img.Broker(1); b.Incarnation != "now" {
+			t.Errorf("after objects of revision %d: broker %+v", rev, b)
+		}
 	}
 }
 

@@ -186,6 +186,38 @@ func TestRegisterAndFollow(t *testing.T) {
 	})
 }
 
+// A delta that comes late, or twice, changes nothing: it would bring back what
+// was deleted since, and take the image's revision back.
+func TestOlderDeltasAreDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		c := w.controllers["a"]
+		defer w.run(t)()
+		w.await(t, "a", registered)
+		id, kept := uuid.New(), uuid.New()
+		objects := metadatatest.TopicObjects(id, "orders", 1, 1, 1)
+		made := c.Put(objects...)
+		c.Put(metadatatest.TopicObjects(kept, "kept", 1, 1, 1)...)
+		gone := c.Put(&controllerv1.MetadataObject{Object: &controllerv1.MetadataObject_DeletedTopicId{DeletedTopicId: id.String()}})
+		for _, revision := range []int64{made, gone} {
+			c.Delta(revision, objects...)
+			settle()
+			img := w.store.Load()
+			if _, ok := img.TopicByID(id); ok || img.Revision != gone {
+				t.Errorf("after a delta of revision %d: at revision %d, want %d; the deleted topic is back: %v", revision, img.Revision, gone, ok)
+			}
+		}
+		if _, _, err := w.Controller(); err != nil {
+			t.Errorf("no session any more: %v", err)
+		}
+		c.Delta(gone+1, objects...) // the next one is taken
+		settle()
+		if img := w.store.Load(); img.Revision != gone+1 {
+			t.Errorf("at revision %d, want %d", img.Revision, gone+1)
+		}
+	})
+}
+
 func TestHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")

@@ -193,6 +193,14 @@ func (c *Controller) putLocked(objects ...*controllerv1.MetadataObject) int64 {
 	return c.revision
 }
 
+// Delta tells every session of objects as they are, as of a revision that the
+// test chooses, and keeps nothing of it.
+func (c *Controller) Delta(revision int64, objects ...*controllerv1.MetadataObject) {
+	c.tell(&controllerv1.SessionResponse{Event: &controllerv1.SessionResponse_Delta{
+		Delta: &controllerv1.MetadataDelta{Revision: revision, Objects: objects},
+	}})
+}
+
 func name(o *controllerv1.MetadataObject) string {
 	switch {
 	case o.GetBroker() != nil:
