@@ -2,6 +2,8 @@ package controller_test
 
 import (
 	"context"
+	"io"
+	"net"
 	"os"
 	"slices"
 	"syscall"
@@ -334,11 +336,17 @@ func TestKilledController_is_replaced_at_once(t *testing.T) {
 
 // A standby that loses its connection to an active controller that lives leaves it alone.
 func TestStandby_does_not_depose_a_controller_that_lives(t *testing.T) {
-	for name, fault := range map[string]error{"it answers": nil, "it is not reached": os.ErrDeadlineExceeded} {
+	for name, tt := range map[string]struct{ end, dial error }{
+		"it answers":        {io.EOF, nil},
+		"it is not reached": {io.EOF, os.ErrDeadlineExceeded},
+		// A network that loses packets ends connections too, and may refuse new ones in its name.
+		"the connection timed out":       {syscall.ETIMEDOUT, syscall.ECONNREFUSED},
+		"the connection was closed here": {net.ErrClosed, syscall.ECONNREFUSED},
+	} {
 		t.Run(name, func(t *testing.T) {
 			inPairs(t, 1, func(w *world, _ *mortal, second *running, b []*broker) {
-				w.setDial(addr1, fault)
-				w.cut(addr1, false)
+				w.setDial(addr1, tt.dial)
+				w.cut(addr1, false, tt.end)
 				time.Sleep(time.Minute)
 				select {
 				case <-second.Ready():

@@ -17,18 +17,18 @@ import (
 	"github.com/runnelmq/runnel/controller/store"
 )
 
-// A breakable connection can be ended as if the other side had ended it.
+// A breakable connection can be ended as if the other side, or the network, had ended it.
 type breakable struct {
 	net.Conn
 
-	broken atomic.Bool
+	broken atomic.Pointer[error] // how it ends; nil: as it does by itself
 }
 
 // Read implements net.Conn.
 func (b *breakable) Read(p []byte) (int, error) {
 	n, err := b.Conn.Read(p)
-	if err != nil && b.broken.Load() {
-		err = io.EOF
+	if how := b.broken.Load(); err != nil && how != nil {
+		err = *how
 	}
 	return n, err
 }
@@ -47,8 +47,8 @@ func (w *world) unplug(addr string) {
 	delete(w.listeners, addr)
 }
 
-// cut ends all connections to an address from there; of controllers only, or all.
-func (w *world) cut(addr string, all bool) {
+// cut ends all connections to an address with an error, [io.EOF] as from there; those of controllers only, or all.
+func (w *world) cut(addr string, all bool, how error) {
 	w.mu.Lock()
 	conns := w.conns[byController+addr]
 	if all {
@@ -56,7 +56,7 @@ func (w *world) cut(addr string, all bool) {
 	}
 	w.mu.Unlock()
 	for _, c := range conns {
-		c.broken.Store(true)
+		c.broken.Store(&how)
 		_ = c.Close()
 	}
 }
@@ -152,7 +152,7 @@ func (w *world) mortal(addr string, change func(*controller.Config, *controller.
 func (m *mortal) kill(w *world) {
 	m.kv.kill()
 	w.unplug(m.addr)
-	w.cut(m.addr, true)
+	w.cut(m.addr, true, io.EOF)
 }
 
 // A mortalKV is a store that a dead process does not reach.

@@ -116,6 +116,79 @@ func TestFenceBroker_holds_until_the_process_starts_anew(t *testing.T) {
 	})
 }
 
+// A report counts in the session it was made in: of a broker that registered again, and has not reported again, nothing is known.
+func TestReport_ends_with_its_session(t *testing.T) {
+	three(t, func(w *world, c controllerv1.ControllerServiceClient, b []*broker, topic string) {
+		t := w.t
+		lead, x, y := b[0], b[1], b[2]
+		lead.propose(1, topic, 0, lead.id())
+		lead.awaitISR(topic, 0, lead.id())
+		lead.propose(2, topic, 0, lead.id(), x.id()) // so that y is in no set
+		lead.awaitISR(topic, 0, lead.id(), x.id())
+		lead.leave()
+		x.leave()
+		y.until("the fence", func() bool { return y.phaseLocked(lead.id()) == fenced && y.phaseLocked(x.id()) == fenced })
+		end := func() (reported bool, offset int64) {
+			t.Helper()
+			resp, err := c.RecoverPartition(t.Context(), recoverRequest("t", new(y.id()), true))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, cp := range resp.GetResponse().GetCopies() {
+				if cp.GetBrokerId() == y.id() {
+					return cp.LogEndOffset != nil || cp.ReportedAt != nil, cp.GetLogEndOffset()
+				}
+			}
+			t.Fatalf("no copy of broker %d: %v", y.id(), resp)
+			return false, 0
+		}
+		report := func(offset int64) {
+			y.shapes[partitionName(topic, 0)] = &controllerv1.ReplicaReport{
+				Shape: controllerv1.ReplicaShape_REPLICA_SHAPE_INTACT, LastEpoch: 1, LogEndOffset: offset, HighWatermark: offset,
+			}
+			y.recover()
+			synctest.Wait()
+			if ok, got := end(); !ok || got != offset {
+				t.Errorf("reported %d, and it is taken for %d, %v", offset, got, ok)
+			}
+		}
+		report(70)
+		y.leave()
+		y.noRecover = true
+		y.join(addr1) // the same process, with a new session
+		y.until("the metadata", func() bool { return y.partitions[partitionName(topic, 0)] != nil })
+		synctest.Wait()
+		if ok, got := end(); ok {
+			t.Errorf("registered again, and still taken to hold %d as it reported before", got)
+		}
+		report(60)
+	})
+}
+
+// Nor is a report weighed in a later session that it was not made in: a broker is let in on what it says there.
+func TestReport_is_weighed_in_its_session_only(t *testing.T) {
+	alone(t, nil, func(w *world) {
+		b := w.newBroker(1)
+		b.noRecover = true
+		b.join(addr1)
+		synctest.Wait()
+		// While its disk is bad nothing is weighed.
+		b.out <- &controllerv1.SessionRequest{Event: &controllerv1.SessionRequest_Heartbeat{Heartbeat: &controllerv1.BrokerHeartbeat{Number: 1 << 40, StorageFailed: true}}}
+		synctest.Wait()
+		b.recover()
+		synctest.Wait()
+		b.leave()
+		b.join(addr1)
+		defer b.leave()
+		time.Sleep(10 * time.Second)
+		if b.phase(1) != fenced {
+			w.t.Errorf("it is %v without having reported in this session", b.phase(1))
+		}
+		b.recover()
+		b.until("being in service", func() bool { return b.phaseLocked(1) == inService })
+	})
+}
+
 // What brokers hold by now is asked of them: since they registered they may have copied more. Of one that does not answer, and
 // of one that is not the registered process, the last report stands.
 func TestRecoverPartition_asks_the_brokers(t *testing.T) {
