@@ -179,12 +179,15 @@ func (c *core) start(logStart record.Offset) (record.Offset, bool) {
 	return logStart, logStart > c.logStart
 }
 
-// acknowledge returns what to say of the current subscription.
+// acknowledge returns what to say of the current subscription. Where the disk
+// counts, what is only written does not exist for the leader, which may have heard
+// earlier that it does not count any more: this log still promises to have all
+// that it says after a power cut.
 func (c *core) acknowledge(subscription int64) (FollowerAck, bool) {
 	if c.role != following || c.follow.phase != accepted || c.follow.subscription != subscription {
 		return FollowerAck{}, false
 	}
 	return FollowerAck{
-		Epoch: c.epoch, Subscription: subscription, Written: c.own.written, Durable: min(c.own.durable, c.own.written), LogStart: c.logStart,
+		Epoch: c.epoch, Subscription: subscription, Written: c.counted(c.own), Durable: min(c.own.durable, c.own.written), LogStart: c.logStart,
 	}, true
 }

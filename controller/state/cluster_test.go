@@ -225,7 +225,7 @@ func (b *bench) check(settled bool) {
 			if p.Leader != NoLeader && (!in(p.ISR, p.Leader) || len(p.LastKnown) > 0) {
 				b.t.Fatalf("leader outside the ISR, or with last known members: %+v", p)
 			}
-			if len(p.ISR) >= int(p.MinISR) && len(p.ELR) > 0 {
+			if p.Leader != NoLeader && len(p.ISR) >= int(p.MinISR) && len(p.ELR) > 0 {
 				b.t.Fatalf("ELR with enough in-sync replicas: %+v", p)
 			}
 			if !settled || t.Phase == TopicDeleting {

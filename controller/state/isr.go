@@ -114,7 +114,9 @@ func (i *Image) proposed(p *Partition, members []Member) ([]BrokerID, string) {
 	return isr, ""
 }
 
-// setISR gives p other in-sync replicas. Who leaves while fewer than MinISR stay is complete and goes to the ELR.
+// setISR gives p other in-sync replicas. Who leaves while fewer than MinISR stay is complete and goes to the ELR. Without a leader
+// nothing is committed, so that nobody becomes less than complete, also where another minimum would let the ISR commit alone: who
+// is in it may turn out to have lost records when it comes back.
 func (p *Partition) setISR(isr []BrokerID) {
 	elr := p.ELR
 	for _, id := range p.ISR {
@@ -124,7 +126,7 @@ func (p *Partition) setISR(isr []BrokerID) {
 	}
 	p.ISR = isr
 	p.ELR = slices.DeleteFunc(elr, func(id BrokerID) bool { return slices.Contains(isr, id) })
-	if len(p.ISR) >= int(p.MinISR) {
+	if p.Leader != NoLeader && len(p.ISR) >= int(p.MinISR) {
 		p.ELR = nil
 	}
 }

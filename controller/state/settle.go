@@ -20,9 +20,10 @@ import (
 //     which is emptied once the ISR has MinISR members;
 //   - a leader that may not lead is followed by the first replica, in order of preference, that may: a member of the ISR, else
 //     of the ELR; where the topic allows an unclean election, any replica; or by none;
-//   - MinISR and Sync follow the topic's configuration. Where the ISR is large enough for another MinISR, the ELR is emptied in
-//     the same change: from then on the high watermark moves without its members. Where it is too small under both, they stay:
-//     the high watermark stands still as before, and they may be all that is left when the ISR's disks are lost.
+//   - MinISR and Sync follow the topic's configuration. Where there is a leader and the ISR is large enough for another MinISR,
+//     the ELR is emptied in the same change: from then on the high watermark moves without its members. Where it is too small
+//     under both, or nobody leads, they stay: the high watermark stands still as before, and they may be all that is left when
+//     the ISR's disks are lost.
 func (i *Image) settle(p *Partition) *Partition {
 	t := i.topics[p.Topic]
 	if t == nil || t.record == nil || t.record.Phase == TopicDeleting {

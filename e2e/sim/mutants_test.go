@@ -118,7 +118,7 @@ func replicationMutations() []mutation {
 			{"internal/commitlog/root_start.go", "	case r.boot != r.id.BootID:\n", "	case false:\n"},
 		}},
 		{"the-start-says-what-counted-before", "TestStoryMinimumIsLoweredAfterAPowerCut", []edit{
-			{"internal/commitlog/root_partition.go", "cfg.Flush == FlushSync && !rec.Loose && !start.Copied", "cfg.Flush == FlushSync && !start.Copied"},
+			{"internal/commitlog/root_partition.go", "cfg.Flush == FlushSync && !rec.Loose)", "cfg.Flush == FlushSync)"},
 		}},
 		{"a-leader-is-always-confirmed", "TestStoryLeaderCutOffTheControllers", []edit{
 			{"broker/partition/partition.go", "	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked)\n", "	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked) || true\n"},
@@ -173,7 +173,7 @@ func metadataMutations() []mutation {
 		}},
 		{"13-the-ELR-outlives-the-minimum", "TestStoryMinimumIsLowered", []edit{
 			{proposeFile, "	p.ISR = isr\n", "	same := slices.Equal(p.ISR, isr)\n	p.ISR = isr\n"},
-			{proposeFile, "	if len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
+			{proposeFile, "	if p.Leader != NoLeader && len(p.ISR) >= int(p.MinISR) {\n", "	if !same && len(p.ISR) >= int(p.MinISR) {\n"},
 		}},
 		// What keeps this rule: the order of work, a registration that waits for
 		// its fence, and a look at what is left. Small steps take the place of a
@@ -187,6 +187,9 @@ func metadataMutations() []mutation {
 		}},
 		{"another-minimum-empties-any-ELR", "TestStoryMinimumChangesWhileOneStands", []edit{
 			{settleFile, "	next.MinISR, next.Sync = t.demand(p)\n", "	next.MinISR, next.Sync = t.demand(p)\n	if next.MinISR != p.MinISR {\n		next.ELR = nil\n	}\n"},
+		}},
+		{"a-lower-minimum-empties-the-ELR-of-the-leaderless", "TestStoryDiskCountsFromNowOn", []edit{
+			{proposeFile, "p.Leader != NoLeader && len(p.ISR)", "len(p.ISR)"},
 		}},
 		{"suspect-copies-stay-eligible", "TestStoryEligibleReplicaLosesItsEnd", []edit{
 			{brokersFile, "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", ""},

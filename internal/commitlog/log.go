@@ -160,13 +160,22 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 // SetConfig changes how the log is kept from now on. Where the log's owner comes
 // to count what is not durable, that is durable when it returns: a power cut may
 // take it, whatever counts by the next start. On an error nothing has changed.
-// No append may be under way.
+// Where only what is durable counts from now on, all is made durable, and the
+// checkpoint says so. No append may be under way.
 func (l *Log) SetConfig(cfg Config) error {
 	cfg = cfg.withDefaults()
 	switch was := l.Config().Flush; {
 	case was == cfg.Flush:
 	case cfg.Flush == FlushSync:
 		l.looseEnd.Store(l.end.Load())
+		l.config.Store(&cfg)
+		if err := l.Sync(); errors.Is(err, ErrFailed) {
+			return err
+		}
+		if err := l.Checkpoint(); errors.Is(err, ErrFailed) {
+			return err
+		} // and else the next one says it: until then the log claims less than it could
+		return nil
 	default:
 		l.checkpointing.take()
 		defer l.checkpointing.give()

@@ -138,9 +138,9 @@ type OpenOptions struct {
 	// there is none is no loss, and one that is made need not be durable at once.
 	// See [Log.Grown].
 	Young bool
-	// YoungLoose says of a young log that what was not durable may have been
-	// counted: its checkpoint would say it.
-	YoungLoose bool
+	// Loose says that what was not durable may have been counted, where there is
+	// no checkpoint that would say it.
+	Loose bool
 	// Failed is the latch of the data root; nil is one of the log's own.
 	Failed *Failure
 	// Idle bounds the files that are open and not in use. All logs of a

@@ -34,8 +34,9 @@ type Recovery struct {
 	// Suspicion is why the log may miss what was acknowledged, whoever
 	// vouches for it; NotSuspect when it does not.
 	Suspicion Suspicion
-	// Loose: what was not durable may have been counted before this start.
-	Loose bool
+	// Loose: what was not durable may have been counted before this start. Tight:
+	// the checkpoint says that it was not, or what stands for it in a young log.
+	Loose, Tight bool
 	// Events are what an operator should hear of.
 	Events []Event
 	// Strange are the directories in the partition's, where only files belong.
@@ -54,10 +55,10 @@ type recovery struct {
 	kept   checkpoint
 	found  bool // kept is what the checkpoint file says
 	young  bool // that there is no checkpoint means nothing
-	// youngLoose is what it would say of what counts.
-	youngLoose bool
-	blank      bool // the directory is empty: the log is made
-	inFile     bool // the checkpoint file can be written in place
+	// loose is what it would say of what counts.
+	loose  bool
+	blank  bool // the directory is empty: the log is made
+	inFile bool // the checkpoint file can be written in place
 
 	segments []*segment
 	// fileSize is that of each segment's file.
@@ -102,7 +103,7 @@ func (l *Log) open(opts OpenOptions) (Recovery, error) {
 	if err := vfs.MkdirAllSynced(l.fs, l.dir); err != nil {
 		return Recovery{}, l.check(err)
 	}
-	r := &recovery{l: l, young: opts.Young, youngLoose: opts.YoungLoose, fileSize: map[*segment]int64{}}
+	r := &recovery{l: l, young: opts.Young, loose: opts.Loose, fileSize: map[*segment]int64{}}
 	l.events = func(e Event) { r.report.Events = append(r.report.Events, e) }
 	if err := r.clearWay(); err != nil {
 		return Recovery{}, err
@@ -196,8 +197,8 @@ func (r *recovery) survey() (err error) {
 
 // begin decides where the log starts and up to where it was durable.
 func (r *recovery) begin() {
-	if r.young && !r.found {
-		r.kept.loose = r.youngLoose
+	if !r.found {
+		r.kept.loose = r.loose
 	}
 	data := slices.ContainsFunc(r.segments, func(s *segment) bool { return s.size.Load() > 0 })
 	switch {
@@ -223,7 +224,7 @@ func (r *recovery) begin() {
 	}
 	r.report.LogStart, r.report.HighWatermark = r.kept.logStart, r.kept.highWatermark
 	r.report.RecoveryPoint = r.kept.recoveryPoint
-	r.report.Suspicion, r.report.Loose = r.kept.suspicion, r.kept.loose
+	r.report.Suspicion, r.report.Loose, r.report.Tight = r.kept.suspicion, r.kept.loose, (r.found || r.young) && !r.kept.loose
 }
 
 // loadIndexes takes over the indexes whose size may be right. Of a sealed

@@ -143,7 +143,7 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config) (*Log, Recovery, 
 	made := r.making[id]
 	r.mu.Unlock()
 	state := r.list.state(id)
-	opts := OpenOptions{Clean: start.Clean, Young: state.isNew(), YoungLoose: state == newLoose, Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
+	opts := OpenOptions{Clean: start.Clean, Young: state.isNew(), Loose: state == newLoose, Failed: r.failure, Now: r.opts.Now, Idle: r.idle}
 	if r.opts.OnEvent != nil {
 		opts.OnEvent = func(e Event) { r.opts.OnEvent(id, e) }
 	}
@@ -171,7 +171,7 @@ func suspicion(start Start, cfg Config, rec *Recovery) Suspicion {
 	if cut := rec.TornBytes > 0; cut && (start.Clean || start.SameBoot && rec.Spoiled) {
 		return SuspectTail
 	}
-	if start.Trusted() || cfg.Flush == FlushSync && !rec.Loose && !start.Copied {
+	if start.Trusted() || !start.Copied && (rec.Tight || cfg.Flush == FlushSync && !rec.Loose) {
 		return NotSuspect
 	}
 	return SuspectOther
