@@ -123,9 +123,9 @@ func Linger(d time.Duration) ProducerOption { return func(o *producerOptions) { 
 // WithoutIdempotence makes the producer do without an identity, for brokers
 // that give none. Then what is in doubt, such as when a connection broke before
 // the answer, is never sent again, since that could store it twice: its outcome
-// is unknown. And what was refused for a passing reason is sent again only while
-// no later batch was stored, or else fails with [ErrOrder]. [AcksNone] implies
-// it.
+// is unknown, and it may still be stored, after later records. And what was
+// refused for a passing reason is sent again only while no later batch was
+// stored, or else fails with [ErrOrder]. [AcksNone] implies it.
 func WithoutIdempotence() ProducerOption { return func(o *producerOptions) { o.idempotent = false } }
 
 // MaxInFlight sets how many batches of one partition may be unanswered; 5 by

@@ -84,6 +84,7 @@ func (p *Partition) appendToken(b *record.Batch, epoch *record.Epoch, atOnce boo
 	defer p.mu.Unlock()
 
 	p.core.appended(got.Last+1, time.Now())
+	p.fed += int64(b.FrameSize())
 	p.publishLocked()
 	if p.core.sync {
 		p.flushLocked()

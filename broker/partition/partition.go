@@ -91,7 +91,10 @@ type Partition struct {
 	// mu guards the fields below
 	mu sync.Mutex
 
-	core    core
+	core core
+	// fed is how many bytes clients appended here, as stored, since the log was
+	// opened.
+	fed     int64
 	known   metadata.Partition // as last applied
 	stopped error              // why it is out of service for good, nil while it is not
 	// suspicion is why the log may miss what was acknowledged, "" when it does not.

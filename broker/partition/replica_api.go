@@ -98,6 +98,9 @@ type ReplicaProgress struct {
 	HighWatermark record.Offset
 	LogStart      record.Offset
 	LogEnd        record.Offset // there is something to read below it
+	// Fed is how many bytes clients have appended, as stored, since this broker
+	// opened the log: it says how fast the log grows, not how large it is.
+	Fed int64
 	// InSync: the follower is of the ISR, committed or proposed: it goes before
 	// those that catch up, and no throttle may touch it.
 	InSync bool

@@ -101,7 +101,7 @@ func (p *Partition) ReplicaProgress(follower metadata.BrokerID, subscription int
 	if p.core.subscription(follower, subscription) == nil {
 		return ReplicaProgress{}, false
 	}
-	r := ReplicaProgress{HighWatermark: p.core.hw, LogStart: p.core.logStart, LogEnd: p.core.own.written}
+	r := ReplicaProgress{HighWatermark: p.core.hw, LogStart: p.core.logStart, LogEnd: p.core.own.written, Fed: p.fed}
 	p.core.others(func(id metadata.BrokerID) bool {
 		r.InSync = id == follower
 		return !r.InSync

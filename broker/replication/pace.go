@@ -23,7 +23,8 @@ const (
 // rests, and nobody has to know how fast any of them is. It is pure and belongs
 // to a stream's sender.
 //
-// A follower that loses ground is given no rest: it would never be done.
+// A follower that loses ground is given no rest: it would never be done. Ground
+// is bytes, not records: what waits and what comes may be of very different sizes.
 type pace struct {
 	share int // percent of the time; 100: all
 
@@ -32,12 +33,12 @@ type pace struct {
 	until time.Time // none begins before
 
 	judged       time.Time // when it was last looked who gains
-	gained, lost int64     // since then: records sent, and appended
+	gained, lost int64     // since then: bytes sent, and appended
 	losing       bool
 }
 
-// appended notes that n records were, to a partition that catches up.
-func (p *pace) appended(n int64) { p.lost += n }
+// appended notes how many bytes were, to partitions that catch up.
+func (p *pace) appended(bytes int64) { p.lost += bytes }
 
 // wait returns for how long nothing more may be sent; 0: it may now.
 func (p *pace) wait(now time.Time, busy bool) time.Duration {
@@ -67,10 +68,10 @@ func (p *pace) begin(now time.Time, busy bool) (limit int64) {
 	return max(roundBytes-p.spent, 1)
 }
 
-// sent notes what was, of how many records.
-func (p *pace) sent(bytes, records int64) {
+// sent notes how many bytes were.
+func (p *pace) sent(bytes int64) {
 	p.spent += bytes
-	p.gained += records
+	p.gained += bytes
 }
 
 // appendedAll notes that the follower has nothing more to append.

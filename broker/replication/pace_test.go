@@ -33,7 +33,7 @@ func TestPace_restsInProportion(t *testing.T) {
 				t.Fatalf("it waits %s before it begins", d)
 			}
 			p.begin(epoch, c.busy)
-			p.sent(1000, 1)
+			p.sent(1000)
 			p.appendedAll(at(c.took))
 			if d := p.wait(at(c.took), c.busy); d != c.want {
 				t.Errorf("a rest of %s, want %s", d, c.want)
@@ -50,11 +50,11 @@ func TestPace_aRoundIsSmall(t *testing.T) {
 	if n := p.begin(epoch, true); n != roundBytes {
 		t.Fatalf("the first piece may be %d bytes", n)
 	}
-	p.sent(roundBytes-100, 1)
+	p.sent(roundBytes - 100)
 	if n := p.begin(at(ms), true); n != 100 || p.wait(at(ms), true) != 0 {
 		t.Errorf("then %d more, after %s", n, p.wait(at(ms), true))
 	}
-	p.sent(5000, 1) // a batch goes whole
+	p.sent(5000) // a batch goes whole
 	if d := p.wait(at(2*ms), true); d != roundMax-2*ms {
 		t.Errorf("the next round waits %s for this one", d)
 	}
@@ -74,7 +74,7 @@ func TestPace_whoLosesGroundIsGivenNoRest(t *testing.T) {
 	p := pace{share: 25, judged: epoch}
 	from := epoch
 	for i, second := range []struct {
-		sent, appended int64 // records
+		sent, appended int64 // bytes
 		rest           time.Duration
 	}{
 		{10, 9, 30 * ms},
@@ -86,7 +86,7 @@ func TestPace_whoLosesGroundIsGivenNoRest(t *testing.T) {
 		p.judge(from.Add(-ms)) // too early
 		p.judge(from)
 		p.begin(from, true)
-		p.sent(1000, second.sent)
+		p.sent(second.sent)
 		p.appended(second.appended)
 		p.appendedAll(from.Add(10 * ms))
 		if d := p.wait(from.Add(10*ms), true); d != second.rest {
@@ -98,12 +98,14 @@ func TestPace_whoLosesGroundIsGivenNoRest(t *testing.T) {
 
 func TestSchedule_countsWhatIsAppended(t *testing.T) {
 	s := newSchedule(streamCredit)
-	ls := lanes(s, epoch, true, false) // what they hold at first does not count
-	s.look(ls[0], standing{}, 1_000_007, true, epoch)
-	s.look(ls[1], standing{}, 1_000_005, false, epoch)
-	s.look(ls[1], standing{}, 1_000_005, false, epoch)
+	ls := lanes(s, epoch, true, false)
+	s.grow(ls[0], 3_000_000, true) // what they were fed before does not count
+	s.grow(ls[1], 2_000_000, false)
+	s.grow(ls[0], 3_000_007, true)
+	s.grow(ls[1], 2_000_005, false)
+	s.grow(ls[1], 2_000_005, false)
 	if s.appended != 12 || s.missed != 5 {
-		t.Errorf("%d records were appended, %d of them to who catches up: want 12, 5", s.appended, s.missed)
+		t.Errorf("%d bytes were appended, %d of them to who catches up: want 12, 5", s.appended, s.missed)
 	}
 }
 
@@ -164,6 +166,16 @@ func TestCatchUp_restsWhileClientsWrite(t *testing.T) {
 	t.Logf("nobody writes: %s; clients write: %s, without rests %s", idle, busy, all)
 	if busy < 3*idle || busy < 3*all {
 		t.Errorf("it took %s while clients wrote; %s while nobody did, %s without rests", busy, idle, all)
+	}
+}
+
+// It is sent fewer records than clients write, which are much smaller.
+func TestCatchUp_goesOnRestingBesideSmallRecords(t *testing.T) {
+	small := writes{to: 0, bytes: 100, every: 10 * time.Millisecond}
+	took, all := catchUp(t, 25, small), catchUp(t, 100, small)
+	t.Logf("it took %s, without rests %s", took, all)
+	if took < 3*all {
+		t.Errorf("it took %s, without rests %s: none were made", took, all)
 	}
 }
 

@@ -23,7 +23,7 @@ type schedule struct {
 	// appended.
 	lagging int64
 	news    list.List // of *lane, by the time their news is due
-	// appended are records that came to partitions since somebody last looked, in
+	// appended are bytes that came to partitions since somebody last looked, in
 	// all; missed are those of them that came to partitions that catch up.
 	appended, missed int64
 
@@ -53,7 +53,8 @@ type lane struct {
 	gone bool
 	// credited is what the partition believes of the credit.
 	credited bool
-	// looked: what the partition held at first is known.
+	// fed is what the partition was fed when it was last looked at, if it was.
+	fed    int64
 	looked bool
 
 	size int // of the next buffer
@@ -101,7 +102,7 @@ func (s *schedule) look(l *lane, now standing, end record.Offset, inSync bool, a
 	if l.gone {
 		return
 	}
-	l.grow(s, end)
+	l.end = max(end, l.end)
 	if inSync != l.inSync {
 		l.inSync = inSync
 		if inSync {
@@ -118,15 +119,16 @@ func (s *schedule) look(l *lane, now standing, end record.Offset, inSync bool, a
 	s.place(l)
 }
 
-// grow notes where a partition ends.
-func (l *lane) grow(s *schedule, end record.Offset) {
-	if n := int64(end - l.end); n > 0 && l.looked {
+// grow takes how many bytes a lane's partition was fed, of which those do not
+// count that came before the lane.
+func (s *schedule) grow(l *lane, fed int64, inSync bool) {
+	if n := fed - l.fed; n > 0 && l.looked {
 		s.appended += n
-		if !l.inSync {
+		if !inSync {
 			s.missed += n
 		}
 	}
-	l.looked, l.end = true, max(end, l.end)
+	l.fed, l.looked = fed, true
 }
 
 // returned takes credit back that came for a subscription.

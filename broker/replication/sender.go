@@ -151,6 +151,7 @@ func (q *sender) look(l *lane, now time.Time) error {
 	if !ok {
 		return q.end(l)
 	}
+	q.sched.grow(l, p.Fed, p.InSync)
 	q.sched.look(l, standing{p.HighWatermark, p.LogStart}, p.LogEnd, p.InSync, now)
 	return nil
 }
@@ -284,7 +285,7 @@ func (q *sender) send(f *frame) error {
 	}
 	q.stream.srv.deps.Metrics.sentBytes.Add(float64(f.read.N))
 	if !l.inSync {
-		q.pace.sent(int64(f.read.N), int64(f.read.Next-l.next))
+		q.pace.sent(int64(f.read.N))
 	}
 	q.sched.sent(l, int64(f.read.N), f.read.Next, standing{f.read.HighWatermark, f.read.LogStart})
 	switch { // the next buffer is as large as it seems to be worth

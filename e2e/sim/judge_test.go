@@ -25,6 +25,9 @@ type judge struct {
 	ends    map[leaderKey]record.Offset // high watermarks of leaders
 	newest  map[state.PartitionKey]*state.Partition
 	insight insight
+	// bare says of partitions whether a higher minimum found too few members, which
+	// no change of the ISR has mended, and how many elections that excused.
+	bare map[state.PartitionKey]bareness
 	// despair: so much is broken that a recovery election is right.
 	despair bool
 
@@ -40,6 +43,11 @@ type judge struct {
 	// expected are kinds of complaints that a story asks for, with how many
 	// came.
 	expected map[string]int
+}
+
+type bareness struct {
+	now       bool
+	elections int
 }
 
 type epochKey struct {
@@ -58,6 +66,7 @@ func newJudge(c *cluster) *judge {
 	return &judge{
 		c: c, leaders: map[epochKey]*brokerProcess{}, elected: map[epochKey]state.BrokerID{}, ends: map[leaderKey]record.Offset{},
 		newest: map[state.PartitionKey]*state.Partition{}, committed: map[state.PartitionKey]record.Offset{}, kinds: map[string]int{}, expected: map[string]int{}, insight: newInsight(),
+		bare: map[state.PartitionKey]bareness{},
 	}
 }
 
@@ -203,8 +212,9 @@ func (j *judge) record(k state.PartitionKey, rec *state.Partition) {
 		j.c.logs.note("%s: leader %d in epoch %d, ISR %v, ELR %v, last known %v, partition epoch %d",
 			j.name(k), rec.Leader, rec.LeaderEpoch, rec.ISR, rec.ELR, rec.LastKnown, rec.PartitionEpoch)
 	}
+	excused := j.excused(k, j.newest[k], rec)
 	j.newest[k] = rec
-	if len(rec.LossyEpochs) > 0 && !j.despair {
+	if len(rec.LossyEpochs) > excused && !j.despair {
 		j.complain("I12", "%s: a recovery election, though enough complete copies exist: %+v", j.name(k), *rec)
 	}
 	if rec.Leader == state.NoLeader {
@@ -218,6 +228,25 @@ func (j *judge) record(k state.PartitionKey, rec *state.Partition) {
 		j.complain("I10", "%s: brokers %d and %d are leaders of epoch %d", j.name(k), who, rec.Leader, rec.LeaderEpoch)
 	}
 	j.elected[e] = rec.Leader
+}
+
+// excused returns how many recovery elections are right. With a higher minimum what
+// is written counts, and the ISR may be too small for it, without an ELR: a leader
+// that had committed alone, on its disk, may commit nothing then, but its log does not
+// know that when it comes back from a power cut.
+func (j *judge) excused(k state.PartitionKey, old, rec *state.Partition) int {
+	b := j.bare[k]
+	switch n := len(rec.ISR) + len(rec.ELR); {
+	case old != nil && rec.MinISR > old.MinISR && n < int(rec.MinISR):
+		b.now = true
+	case len(rec.ISR) >= int(rec.MinISR):
+		b.now = false
+	}
+	if b.now {
+		b.elections = len(rec.LossyEpochs)
+	}
+	j.bare[k] = b
+	return b.elections
 }
 
 // settled checks that the present leader, once it knows where committed records

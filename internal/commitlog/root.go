@@ -122,6 +122,9 @@ type Root struct {
 	list    *partitionList // nil when there is none that counts
 	// hadFailed: the last process left word that the disk failed.
 	hadFailed bool
+	// young are the partitions that are still new, as a list says that does not count
+	// because the disk failed: a checkpoint of them was never durable.
+	young map[string]listState
 	// listDoubted: there is one that does not, and has to go. It is notes'.
 	listDoubted bool
 

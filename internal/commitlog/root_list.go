@@ -111,7 +111,7 @@ func newPartitionList(fsys vfs.FS, dir string, fail *Failure) *partitionList {
 func (r *Root) makeList() error {
 	l := newPartitionList(r.fs, r.dir, r.failure)
 	for id := range r.found {
-		l.named[id.String()] = grown
+		l.named[id.String()] = max(grown, r.young[id.String()])
 	}
 	data, sum := encodeList(r.id.DirectoryID, l.named)
 	if err := r.writeNote(listName, data); err != nil {
@@ -156,6 +156,9 @@ func (r *Root) loadList() error {
 	if r.start.Copied || r.hadFailed {
 		// It may lack what came after the copy, or was never written.
 		r.listDoubted = true
+		if !r.start.Copied {
+			r.young = r.youngIn(data)
+		}
 		return nil
 	}
 	texts, sound := parseList(data)
@@ -188,6 +191,23 @@ func (r *Root) loadList() error {
 	l.counts = r.start.Trusted() && l.named[listOpened] != unnamed
 	r.list = l
 	return nil
+}
+
+// youngIn returns the partitions that a list calls new.
+func (r *Root) youngIn(list []byte) map[string]listState {
+	young := map[string]listState{}
+	texts, _ := parseList(list)
+	if len(texts) == 0 || texts[0] != listHeader(r.id.DirectoryID) {
+		return young
+	}
+	for _, t := range texts[1:] {
+		if name, state := parseListText(t); state.isNew() {
+			young[name] = state
+		} else {
+			delete(young, name)
+		}
+	}
+	return young
 }
 
 func (l *partitionList) sync() (err error) {

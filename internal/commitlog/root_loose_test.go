@@ -1,6 +1,8 @@
 package commitlog_test
 
 import (
+	"errors"
+	"syscall"
 	"testing"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
@@ -66,5 +68,36 @@ func TestRoot_modeChangedBetweenMakingAndOpening(t *testing.T) {
 	rootMust(t, err)
 	if rec.Suspicion != commitlog.SuspectOther {
 		t.Errorf("%s, want %s", rec.Suspicion, commitlog.SuspectOther)
+	}
+}
+
+// Nor does it depend on a checkpoint that was never durable, when the disk failed.
+func TestRoot_youngWhereTheDiskFailed(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg  commitlog.Config
+		want commitlog.Suspicion
+	}{
+		"sync":  {commitlog.Config{Flush: commitlog.FlushSync}, commitlog.NotSuspect},
+		"async": {commitlog.Config{}, commitlog.SuspectOther},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := vfs.NewMem()
+			fault := vfs.NewFault(mem)
+			root := openRoot(t, fault, rootOptions())
+			log, _, err := root.OpenPartition(topicA, "a", 0, c.cfg, true)
+			rootMust(t, err, appendValue(log, "a"), log.Sync())
+			fault.Inject(vfs.Rule{Ops: vfs.OpSync, Path: "checkpoint", Err: syscall.EIO})
+			if err := log.Checkpoint(); !errors.Is(err, commitlog.ErrFailed) {
+				t.Fatal(err)
+			}
+			_ = root.Close(1)
+			for _, boot := range []string{"boot-1", "boot-2"} {
+				log, rec, err := openRoot(t, powerCut(mem, 1, 0), rootOptions(inBoot(boot))).OpenPartition(topicA, "a", 0, c.cfg, false)
+				rootMust(t, err)
+				if rec.Suspicion != c.want || log.End() != 1 || len(rec.Events) > 0 {
+					t.Errorf("%s: %s, want %s: %+v", boot, rec.Suspicion, c.want, rec)
+				}
+			}
+		})
 	}
 }
