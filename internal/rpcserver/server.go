@@ -73,6 +73,10 @@ type Server struct {
 	ready bool
 }
 
+// handshakeTimeout is how long a connection may take to become one: whoever
+// connects and says nothing holds a shutdown up for that long.
+const handshakeTimeout = 5 * time.Second
+
 // New returns a server with everything set but its services.
 func New(o Options) *Server {
 	stream, conn := o.Port.windows()
@@ -88,6 +92,7 @@ func New(o Options) *Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.ForceServerCodecV2(tolerant{codecOr(o.Codec)}),
 		grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ChainUnaryInterceptor(ic.unary),
 		grpc.ChainStreamInterceptor(ic.stream),
 	}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/lifecycle"
 	"github.com/runnelmq/runnel/internal/memnet"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 )
@@ -304,6 +305,35 @@ func TestUnknownMethodsLeaveNoSeries(t *testing.T) {
 }
 
 // A connection that nothing was called on for long is still there.
+// Whoever connects and says nothing does not keep a server from ending.
+func TestStopsBesideASilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lis := memnet.Listen("broker:7420", 1<<16)
+		srv := New(Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			if err := lifecycle.Serve(ctx, srv.Server, lis, time.Second); err != nil {
+				t.Error(err)
+			}
+		})
+		conn, err := lis.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		begun := time.Now()
+		cancel()
+		serving.Wait()
+		if took := time.Since(begun); took > handshakeTimeout {
+			t.Errorf("took %v", took)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestDialStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := start(t, Options{}, DialOptions{})
