@@ -71,6 +71,26 @@ func TestRoot_modeChangedBetweenMakingAndOpening(t *testing.T) {
 	}
 }
 
+// A log that is opened to count what is durable says so at once: the next power cut
+// may come before the next checkpoint.
+func TestRoot_modeChangedWhileItWasAway(t *testing.T) {
+	sync, async := commitlog.Config{Flush: commitlog.FlushSync}, commitlog.Config{}
+	mem := vfs.NewMem()
+	root := openRoot(t, mem, rootOptions())
+	log, _, err := root.OpenPartition(topicA, "a", 0, async, true)
+	rootMust(t, err, appendValue(log, "a"))
+	closeRoot(t, root, 1)
+	log, _, err = openRoot(t, mem, rootOptions()).OpenPartition(topicA, "a", 0, sync, false)
+	rootMust(t, err, appendValue(log, "a"), log.Sync())
+	for _, cfg := range []commitlog.Config{sync, async} {
+		log, rec, err := openRoot(t, powerCut(mem, 1, 0), rootOptions(inBoot("boot-2"))).OpenPartition(topicA, "a", 0, cfg, false)
+		rootMust(t, err)
+		if rec.Suspicion != commitlog.NotSuspect || log.End() != 2 {
+			t.Errorf("%s: %s: %+v", cfg.Flush, rec.Suspicion, rec)
+		}
+	}
+}
+
 // Nor does it depend on a checkpoint that was never durable, when the disk failed.
 func TestRoot_youngWhereTheDiskFailed(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -151,13 +151,18 @@ func (r *Root) openLog(id PartitionID, dir string, cfg Config) (*Log, Recovery, 
 	if err != nil {
 		return nil, rec, err
 	}
-	if made || rec.Suspicion != NotSuspect {
-		return log, rec, nil
+	if !made && rec.Suspicion == NotSuspect {
+		if rec.Suspicion = suspicion(start, cfg, &rec); rec.Suspicion != NotSuspect {
+			err = log.SetSuspicion(rec.Suspicion)
+		}
 	}
-	if rec.Suspicion = suspicion(start, cfg, &rec); rec.Suspicion == NotSuspect {
-		return log, rec, nil
+	if err == nil && rec.Loose && cfg.Flush == FlushSync {
+		// Now that this is judged, and all is durable, only that counts.
+		if err = log.Checkpoint(); vfs.IsTransient(err) || errors.Is(err, ErrStorageFull) {
+			err = nil // the next one says so
+		}
 	}
-	if err := log.SetSuspicion(rec.Suspicion); err != nil {
+	if err != nil {
 		return nil, rec, errors.Join(err, log.Close())
 	}
 	return log, rec, nil
