@@ -248,7 +248,8 @@ func (k *makers) checkMissed(m *vfs.Mem) error {
 // once, none that was handed out is lost, and none that was not is missed.
 func TestRoot_powerCutsAmongMany(t *testing.T) {
 	const partitions = 6
-	for seed := range uint64(commitlog.SoakSeeds(t, 2)) { //nolint:gosec // not negative
+	// One takes as long as a hundred of other histories.
+	for seed := range uint64(commitlog.SoakSeeds(t, 100) / 50) { //nolint:gosec // not negative
 		m := vfs.NewMem()
 		fault := vfs.NewFault(m)
 		k := newMakers()
