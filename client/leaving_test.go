@@ -101,6 +101,7 @@ func TestProducer_leavingBrokerAnswers(t *testing.T) {
 		y := newTally()
 		one(y, "0")
 		flush(t, p)
+		synctest.Wait() // the leader is known
 		const addr = "broker-1:7420"
 		f.locked(func() {
 			f.onProduce = func(int, *runnelv1.ProduceRequest) action { return action{wait: 30 * time.Second} }
