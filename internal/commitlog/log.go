@@ -159,7 +159,8 @@ func OpenLog(fsys vfs.FS, dir string, cfg Config, opts OpenOptions) (*Log, Recov
 
 // SetConfig changes how the log is kept from now on. Where the log's owner comes
 // to count what is not durable, that is durable when it returns: a power cut may
-// take it, whatever counts by the next start. On an error nothing has changed.
+// take it, whatever counts by the next start. On an error nothing has changed, or
+// the root has failed.
 // Where only what is durable counts from now on, all is made durable, and the
 // checkpoint says so. No append may be under way.
 func (l *Log) SetConfig(cfg Config) error {
