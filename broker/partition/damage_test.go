@@ -97,6 +97,39 @@ func TestDamage(t *testing.T) {
 	})
 }
 
+// A leader that is replaced while a read of it is under way says who leads; that
+// its copy is damaged, or begins anew and is shorter, is no reader's concern then.
+func TestDamage_readWhileItIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.append(1, 4)
+		r.pull(2, 3)
+		r.pull(2, 3)
+		bad := r.nodes[1]
+		bad.spoil(t)
+		for _, met := range []error{
+			&CorruptError{Topic: "t", From: 1, Next: 2, Err: errors.New("damage")}, //nolint:err113 // a text
+			&OutOfRangeError{Offset: 1},
+		} {
+			if err := bad.p.elsewhere(met); errors.Is(err, ErrNotLeader) {
+				t.Errorf("while it leads: %v", err)
+			}
+		}
+		r.lead(2)
+		for _, met := range []error{
+			&CorruptError{Topic: "t", From: 1, Next: 2, Err: errors.New("damage")}, //nolint:err113 // a text
+			&OutOfRangeError{Offset: 1},
+		} {
+			if err := bad.p.elsewhere(met); !errors.Is(err, ErrNotLeader) {
+				t.Errorf("of another leader's follower: %v", err)
+			}
+			if err := bad.p.Damaged(1, 2, "damage", met); !errors.Is(err, ErrNotLeader) {
+				t.Errorf("damage found after it was read: %v", err)
+			}
+		}
+	})
+}
+
 // A damaged follower that may be in sync by now, by a proposal whose outcome it
 // has not heard, is not emptied: it may be elected for what it has.
 func TestDamage_whileItIsProposed(t *testing.T) {

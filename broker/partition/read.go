@@ -45,15 +45,18 @@ func (p *Partition) EpochEnd(e record.Epoch) (epoch record.Epoch, end record.Off
 // elsewhere makes ErrMoving of damage in the log of a leader that others can
 // replace: it has asked to be, and they have what it lacks. When that comes to
 // nothing for as long as a follower may lag, the damage is told.
+//
+// Who was replaced while it read, and may be filling its log anew by now, says
+// who leads, and nothing of what it met.
 func (p *Partition) elsewhere(err error) error {
-	if !errors.Is(err, ErrLogCorrupt) {
-		return err
-	}
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.core.role != leading || len(p.core.committed) < 2 {
+	if st := p.state.Load(); st.Err != nil {
+		return st.Err
+	}
+	if !errors.Is(err, ErrLogCorrupt) || len(p.core.committed) < 2 {
 		return err
 	}
 	if p.hurt.epoch != p.core.epoch {
@@ -175,7 +178,7 @@ func (p *Partition) Place(from record.Offset) (commitlog.Place, error) {
 	}
 	got, err := p.log.Place(from, st.HighWatermark)
 	if err != nil {
-		return got, p.readFailed(from, err)
+		return got, p.elsewhere(p.readFailed(from, err))
 	}
 	return got, nil
 }

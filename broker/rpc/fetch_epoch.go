@@ -56,7 +56,11 @@ func (f *fetcher) checkLastEpoch(part *partition.Partition, next record.Offset, 
 	if err := f.sure(part); err != nil {
 		return err
 	}
-	return f.compare(part, next, last)
+	err := f.compare(part, next, last)
+	if now := part.State(); err != nil && now.Err != nil {
+		return now.Err // replaced meanwhile: the log may be another's by now
+	}
+	return err
 }
 
 // compare compares what a reader had read with the log as it is here.
