@@ -404,8 +404,8 @@ func TestAddPartitions_appear_together(t *testing.T) {
 	})
 }
 
-// A changed minimum is one change of each partition, with the ELR emptied.
-func TestMinInsyncReplicas_change_each_partition_at_once(t *testing.T) {
+// A lower minimum is one change of each partition, with the ELR emptied, after another one that has disks count.
+func TestMinInsyncReplicas_change_each_partition(t *testing.T) {
 	inCluster(t, 3, func(w *world, c controllerv1.ControllerServiceClient, b []*broker) {
 		t := w.t
 		r := mustCreate(t, c, &runnelv1.NewTopic{Name: "t", Partitions: new(int32(3)), ReplicationFactor: new(int32(3))})
@@ -431,7 +431,7 @@ func TestMinInsyncReplicas_change_each_partition_at_once(t *testing.T) {
 		}
 		for n := range int32(3) {
 			now := b[0].partition(r.GetTopicId(), n)
-			if now.GetMinIsr() != 1 || len(now.GetElr()) != 0 || now.GetPartitionEpoch() != before[n].GetPartitionEpoch()+1 ||
+			if now.GetMinIsr() != 1 || len(now.GetElr()) != 0 || now.GetPartitionEpoch() != before[n].GetPartitionEpoch()+2 ||
 				now.GetLeaderEpoch() != before[n].GetLeaderEpoch() || now.GetFlush() != controllerv1.FlushMode_FLUSH_MODE_SYNC {
 				t.Errorf("partition %d: %v after %v", n, now, before[n])
 			}

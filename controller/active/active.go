@@ -293,11 +293,15 @@ func (a *Active) tolerate(err error) error {
 	return nil
 }
 
-// next returns the next transaction: what the picture asks for, then what brokers wait for, then recovery elections.
+// next returns the next transaction: what the picture asks for, then what waited for
+// brokers to apply something, then what brokers wait for, then recovery elections.
 func (a *Active) next() work {
 	var w work
 	a.view(func(i *state.Image) {
 		if w.changes = i.Work(); len(w.changes) > 0 {
+			return
+		}
+		if w.changes = i.Lower(a.roster.Revision); len(w.changes) > 0 {
 			return
 		}
 		if w = a.moveWork(i); len(w.changes) > 0 {

@@ -232,24 +232,32 @@ func (a *Active) await(ctx context.Context, results []Result, wait time.Duration
 		if r.Err != nil {
 			continue
 		}
-		if !a.inService(ctx, r) {
+		if !a.stands(ctx, r) {
 			continue
 		}
 		r.Applied = a.roster.Applied(ctx, r.revision, a.inServiceBrokers)
 	}
 }
 
-// inService waits until a topic that is being created is in service, and notes the revision of that.
-func (a *Active) inService(ctx context.Context, r *Result) bool {
+// stands waits until a topic that is being created is in service, and has the minimum of replicas in sync that was asked for, and
+// notes the revision of that.
+func (a *Active) stands(ctx context.Context, r *Result) bool {
+	id := r.Topic.ID
 	err := a.Mirror.Until(ctx, func(i *state.Image) bool {
-		t := i.Topic(r.Topic.ID)
-		if t == nil || t.Phase != state.TopicCreating {
-			if t != nil {
-				r.revision = max(r.revision, t.Revision)
-			}
+		t := i.Topic(id)
+		switch {
+		case t == nil:
 			return true
+		case t.Phase == state.TopicCreating, i.Lowering(id):
+			return false
 		}
-		return false
+		r.revision = max(r.revision, t.Revision)
+		for n := range t.Partitions {
+			if p := i.Partition(state.PartitionKey{Topic: id, Number: n}); p != nil {
+				r.revision = max(r.revision, p.Revision)
+			}
+		}
+		return true
 	})
 	return err == nil
 }

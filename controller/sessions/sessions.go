@@ -205,6 +205,14 @@ func (r *Roster) haveApplied(rev state.Revision, ids []state.BrokerID) bool {
 	return true
 }
 
+// Revision returns the revision that a broker has applied, as far as this controller heard; 0 when it is not connected.
+func (r *Roster) Revision(id state.BrokerID) state.Revision {
+	if s := r.Connected(id); s != nil {
+		return s.Revision()
+	}
+	return 0
+}
+
 func (r *Roster) notifyLocked() {
 	close(r.changed)
 	r.changed = make(chan struct{})

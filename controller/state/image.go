@@ -34,6 +34,8 @@ type Image struct {
 	preferred map[BrokerID]int
 	// unsettled are the partitions whose record is not what the rules make of it.
 	unsettled map[PartitionKey]bool
+	// awaiting are the partitions whose lower MinISR waits for disks.
+	awaiting map[PartitionKey]bool
 	// bereft are the partitions of which no member is known to be complete: they wait for a recovery election.
 	bereft map[PartitionKey]bool
 	// misled are the partitions that their preferred leader could lead and does not.
@@ -70,6 +72,7 @@ func NewImage() *Image {
 		byBroker:   map[BrokerID]map[PartitionKey]bool{},
 		preferred:  map[BrokerID]int{},
 		unsettled:  map[PartitionKey]bool{},
+		awaiting:   map[PartitionKey]bool{},
 		bereft:     map[PartitionKey]bool{},
 		misled:     map[PartitionKey]bool{},
 		unfinished: map[uuid.UUID]bool{},
@@ -375,6 +378,7 @@ func (i *Image) forgetEmpty(id uuid.UUID) {
 func (i *Image) review(k PartitionKey) {
 	p := i.Partition(k)
 	mark(i.unsettled, k, p != nil && i.settle(p) != nil)
+	mark(i.awaiting, k, p != nil && i.awaitsDisks(p))
 	mark(i.misled, k, p != nil && i.isMisled(p))
 	mark(i.bereft, k, p != nil && p.Leader == NoLeader && len(p.ISR) == 0 && len(p.ELR) == 0)
 }

@@ -294,6 +294,7 @@ func checkElections(t *testing.T) {
 			"admit":    func(rt *rapid.T) { s.admit(who.Draw(rt, "broker")) },
 			"work":     func(*rapid.T) { s.step(s.Work()) },
 			"recover":  func(rt *rapid.T) { s.recoverLast(rapid.Bool().Draw(rt, "due")) },
+			"lower":    func(*rapid.T) { s.step(s.Lower(func(BrokerID) Revision { return s.Revision() })) },
 			"alterMin": func(rt *rapid.T) { s.alterMin(rapid.SampledFrom([]string{"1", "2", "3"}).Draw(rt, "min")) },
 		})
 		// In the end everyone comes back, and there is a leader.

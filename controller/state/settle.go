@@ -23,7 +23,7 @@ import (
 //   - MinISR and Sync follow the topic's configuration. Where there is a leader and the ISR is large enough for another MinISR,
 //     the ELR is emptied in the same change: from then on the high watermark moves without its members. Where it is too small
 //     under both, or nobody leads, they stay: the high watermark stands still as before, and they may be all that is left when
-//     the ISR's disks are lost.
+//     the ISR's disks are lost. A lower MinISR that relies on disks comes after them: see Lower.
 func (i *Image) settle(p *Partition) *Partition {
 	t := i.topics[p.Topic]
 	if t == nil || t.record == nil || t.record.Phase == TopicDeleting {
@@ -31,12 +31,58 @@ func (i *Image) settle(p *Partition) *Partition {
 	}
 	next := p.clone()
 	next.MinISR, next.Sync = t.demand(p)
+	if i.awaitsDisks(p) {
+		next.MinISR = p.MinISR
+	}
 	i.elect(next, t.unclean)
 	i.shrink(next)
 	if next.Leader != NoLeader {
 		next.LastKnown = nil
 	}
 	return next.changedFrom(p)
+}
+
+// awaitsDisks reports whether a partition is to have a lower MinISR under which what is acknowledged is on disks. Fewer copies
+// are enough only once the disks have what was acknowledged when more were: until then, who leaves the ISR is as good as those
+// that stay, whose power may be cut.
+func (i *Image) awaitsDisks(p *Partition) bool {
+	t := i.topics[p.Topic]
+	if t == nil || t.record == nil || t.record.Phase == TopicDeleting {
+		return false
+	}
+	minISR, sync := t.demand(p)
+	return sync && minISR < p.MinISR
+}
+
+// Lower returns the next transaction of lower MinISRs: of partitions that are led, where the leader and all others of the ISR
+// have applied that disks count. applied returns the revision that a broker has applied; a broker that has applied Sync has
+// brought to its disk what it had before.
+func (i *Image) Lower(applied func(BrokerID) Revision) []Change {
+	var changes []Change
+	for _, p := range i.sorted(i.awaiting) {
+		late := func(id BrokerID) bool { return applied(id) < p.Revision }
+		if !p.Sync || p.Leader == NoLeader || i.unsettled[p.PartitionKey()] || slices.ContainsFunc(p.ISR, late) {
+			continue
+		}
+		if len(changes) == MaxChanges {
+			break
+		}
+		next := p.clone()
+		next.MinISR, _ = i.topics[p.Topic].demand(p)
+		next.setISR(next.ISR)
+		changes = append(changes, put(next.changedFrom(p), p.Revision))
+	}
+	return changes
+}
+
+// Lowering reports whether partitions of a topic are to have a lower MinISR, and have not.
+func (i *Image) Lowering(id uuid.UUID) bool {
+	for k := range i.awaiting {
+		if k.Topic == id {
+			return true
+		}
+	}
+	return false
 }
 
 // changedFrom raises the epochs as far as p differs from old, and returns nil when it does not.

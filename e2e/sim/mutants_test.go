@@ -191,6 +191,9 @@ func metadataMutations() []mutation {
 		{"a-lower-minimum-empties-the-ELR-of-the-leaderless", "TestStoryDiskCountsFromNowOn", []edit{
 			{proposeFile, "p.Leader != NoLeader && len(p.ISR)", "len(p.ISR)"},
 		}},
+		{"a-minimum-is-lowered-before-disks-count", "TestStoryDisksTakeThePlaceOfCopies", []edit{
+			{settleFile, "	if i.awaitsDisks(p) {\n", "	if false {\n"},
+		}},
 		{"suspect-copies-stay-eligible", "TestStoryEligibleReplicaLosesItsEnd", []edit{
 			{brokersFile, "		next.ISR, next.ELR = without(p.ISR, id), without(p.ELR, id)\n", ""},
 		}},

@@ -62,3 +62,24 @@ func TestStoryDiskCountedUntilNow(t *testing.T) {
 		s.soon("it leads again", 10*time.Second, func() bool { return s.record().Leader == s.id(0) })
 	})
 }
+
+// Fewer copies are to be enough, and disks to count instead, and the leader's power is cut before it hears of it. Those that were
+// killed meanwhile have what it lost, and they are still known to.
+func TestStoryDisksTakeThePlaceOfCopies(t *testing.T) {
+	play(t, setting{configs: map[string]string{"min.insync.replicas": "2", "flush.interval.ms": "3600000"}}, func(s *stage) {
+		s.sent(0, 5)
+		s.outlaw(0)
+		s.alter(1, map[string]string{"min.insync.replicas": "1"})
+		s.r[1].kill()
+		s.r[2].kill()
+		s.r[0].cutPower(0)
+		s.soon("nobody leads", 10*time.Second, func() bool { return s.record().Leader < 0 })
+		s.heal()
+		s.r[0].start()
+		s.stepFor(5 * time.Second)
+		s.r[1].start()
+		s.r[2].start()
+		s.soon("one that was killed leads", 10*time.Second, func() bool { return s.record().Leader >= 0 && s.record().Leader != s.id(0) })
+		s.soon("the minimum is lowered", 10*time.Second, func() bool { return s.record().MinISR == 1 })
+	})
+}
