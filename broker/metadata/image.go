@@ -120,6 +120,14 @@ type Partition struct {
 	revision int64
 }
 
+// SameAs says that partition n, and all else of the topic that concerns it, is as
+// in old, an earlier state of the topic under the same session.
+func (t *Topic) SameAs(old *Topic, n int32) bool {
+	now, ok := t.Partition(n)
+	was, had := old.Partition(n)
+	return ok && had && t.known && old.known && t.revision == old.revision && now.revision == was.revision
+}
+
 // An Image is the cluster at one revision. Immutable; the zero of a broker
 // that has not heard from a controller is revision 0.
 type Image struct {

@@ -30,21 +30,27 @@ func (s *Set) incomplete() bool {
 	return len(s.pending) > 0 || len(s.undone.topics) > 0
 }
 
-// withLeft adds to topics those of img that are to be tried again.
-func (s *Set) withLeft(img *metadata.Image, topics []*metadata.Topic) []*metadata.Topic {
+// left returns which topics are to be tried again.
+func (s *Set) left() map[uuid.UUID]bool {
 	left := map[uuid.UUID]bool{}
 	s.mu.RLock()
+	defer s.mu.RUnlock()
+
 	for k := range s.pending {
 		left[k.topic] = true
 	}
 	for id := range s.undone.topics {
 		left[id] = true
 	}
-	s.mu.RUnlock()
+	return left
+}
+
+// with adds more topics of img to some.
+func with(img *metadata.Image, topics []*metadata.Topic, more map[uuid.UUID]bool) []*metadata.Topic {
 	for _, t := range topics {
-		delete(left, t.ID)
+		delete(more, t.ID)
 	}
-	for id := range left {
+	for id := range more {
 		if t, ok := img.TopicByID(id); ok {
 			topics = append(topics, t)
 		}

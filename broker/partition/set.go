@@ -260,17 +260,18 @@ func (s *Set) follow(ctx context.Context) error {
 // failed; what concerns one partition only takes that one out of service.
 func (s *Set) apply(ctx context.Context, old, img *metadata.Image) error {
 	d := img.Since(old)
-	topics := d.Changed
-	if s.mayLead(old) != s.mayLead(img) {
-		topics = slices.Collect(img.Everything())
-	} else {
-		topics = s.withLeft(img, topics)
+	topics, before := d.Changed, old
+	switch left := s.left(); {
+	case s.mayLead(old) != s.mayLead(img) || old.Session != img.Session:
+		topics, before = slices.Collect(img.Everything()), nil
+	case len(left) > 0:
+		topics, before = with(img, topics, left), nil
 	}
 	s.begin()
 	if err := s.makeAll(topics); err != nil {
 		return err
 	}
-	if err := s.placeAll(ctx, img, topics); err != nil || ctx.Err() != nil {
+	if err := s.placeAll(ctx, before, img, topics); err != nil || ctx.Err() != nil {
 		return err
 	}
 	s.done()
@@ -315,8 +316,9 @@ func (s *Set) makeAll(topics []*metadata.Topic) error {
 }
 
 // placeAll places the replicas of topics, several at a time, and removes those
-// of deleted ones.
-func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metadata.Topic) error {
+// of deleted ones. What is as in old was placed before: of a topic with many
+// partitions one may change often, and its writers are not to wait for the others.
+func (s *Set) placeAll(ctx context.Context, old, img *metadata.Image, topics []*metadata.Topic) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.cfg.Openers)
 	for _, t := range topics {
@@ -324,13 +326,18 @@ func (s *Set) placeAll(ctx context.Context, img *metadata.Image, topics []*metad
 			g.Go(func() error { return s.remove(t) })
 			continue
 		}
-		for n := range t.Partitions {
-			if !s.concerned(t, int32(n)) { //nolint:gosec // bounded by the image
+		var was *metadata.Topic
+		if old != nil {
+			was, _ = old.TopicByID(t.ID)
+		}
+		for i := range t.Partitions {
+			n := int32(i) //nolint:gosec // bounded by the image
+			if was != nil && t.SameAs(was, n) || !s.concerned(t, n) {
 				continue
 			}
 			g.Go(func() error {
 				if gctx.Err() == nil {
-					return s.place(img, t, int32(n)) //nolint:gosec // bounded by the image
+					return s.place(img, t, n)
 				}
 				return nil
 			})

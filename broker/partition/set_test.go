@@ -1,8 +1,11 @@
 package partition
 
 import (
+	"cmp"
 	"errors"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -95,6 +98,47 @@ func TestSet_triesAgain(t *testing.T) {
 		}
 		if r.incomplete() {
 			t.Error("something is left undone")
+		}
+	})
+}
+
+// What becomes of one partition of a topic does not wait for the others, whose
+// disks may be slow, nor they for it; what becomes of the topic concerns them all.
+func TestSet_placesWhatChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		id := uuid.New()
+		r.publish(metadatatest.TopicObjects(id, "wide", 2, me, 1)...)
+		parts := r.All()
+		slices.SortFunc(parts, func(a, b *Partition) int { return cmp.Compare(a.Number(), b.Number()) })
+		answer := make(chan struct{})
+		r.fault.Before(vfs.OpWrite, func(_ vfs.Op, path string) {
+			if strings.Contains(path, id.String()+"/1/") {
+				<-answer
+			}
+		})
+		var writing sync.WaitGroup
+		writing.Go(func() {
+			if _, err := parts[1].Append(batch(t, 1, time.Now().UnixMilli()), nil); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		r.publish(metadatatest.PartitionObject(id, 0, me, 2))
+		if st := parts[0].State(); !st.Leader || st.Epoch != 2 {
+			t.Errorf("it leads: %v, in epoch %d", st.Leader, st.Epoch)
+		}
+		close(answer)
+		writing.Wait()
+
+		topic := metadatatest.TopicObjects(id, "wide", 2, me, 1)[0]
+		topic.GetTopic().Configs = map[string]string{"retention.ms": "5000"}
+		r.publish(topic)
+		for _, p := range parts {
+			if d := p.Topic().Config.RetentionTime; d != 5*time.Second {
+				t.Errorf("%s keeps records for %v", p, d)
+			}
 		}
 	})
 }

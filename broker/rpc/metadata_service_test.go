@@ -14,6 +14,7 @@ import (
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 )
 
@@ -85,6 +86,61 @@ func TestWatchMetadata(t *testing.T) {
 		}
 		if _, err := named.Recv(); rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN {
 			t.Errorf("the end: %v", err)
+		}
+	})
+}
+
+// Who is in sync may change of many partitions one after the other, and no client
+// goes by it: such changes are told together, and with the first that clients need.
+func TestWatchMetadata_routine(t *testing.T) {
+	withCounter(t, func(c *counter) {
+		t := c.t
+		id := uuid.New()
+		c.publish(metadatatest.TopicObjects(id, "wide", 20, 1, 1)...)
+		w, err := c.WatchMetadata(t.Context(), &runnelv1.WatchMetadataRequest{Topics: []string{"wide"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := func() []*runnelv1.PartitionMetadata {
+			t.Helper()
+			m, err := w.Recv()
+			if err != nil || len(m.GetTopics()) != 1 {
+				t.Fatalf("told %v, %v", m, err)
+			}
+			return m.GetTopics()[0].GetPartitions()
+		}
+		joins := func(n int32, epoch int64) {
+			t.Helper()
+			o := metadatatest.PartitionObject(id, n, 1, epoch)
+			o.GetPartition().Isr = []int32{1, 2}
+			c.publish(o)
+			time.Sleep(20 * time.Millisecond)
+		}
+		both := func(ps []*runnelv1.PartitionMetadata) (n int) {
+			for _, p := range ps {
+				if len(p.GetIsr()) == 2 {
+					n++
+				}
+			}
+			return n
+		}
+		next()
+		start := time.Now()
+		for n := range int32(10) {
+			joins(n, 1)
+		}
+		if n, took := both(next()), time.Since(start); n != 10 || took > watchRoutine+50*time.Millisecond {
+			t.Errorf("%d of 10 after %v", n, took)
+		}
+		joins(10, 1)
+		start = time.Now()
+		joins(11, 2)
+		if ps := next(); both(ps) != 12 || ps[11].GetLeaderEpoch() != 2 || time.Since(start) > 50*time.Millisecond {
+			t.Errorf("a new epoch: %v after %v", ps[11], time.Since(start))
+		}
+		// Nothing was left over for later.
+		if m, err := w.Recv(); err != nil || len(m.GetTopics()) != 0 || time.Since(start) < 10*time.Second {
+			t.Errorf("and then %v, %v", m, err)
 		}
 	})
 }

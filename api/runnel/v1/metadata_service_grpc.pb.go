@@ -33,7 +33,7 @@ const (
 type MetadataServiceClient interface {
 	// The picture as this broker has it now, in pages below 1 MiB.
 	GetMetadata(ctx context.Context, in *GetMetadataRequest, opts ...grpc.CallOption) (*GetMetadataResponse, error)
-	// The picture, then every change to it, as it happens.
+	// The picture, then every change to it, as it happens; changes of replicas and ISRs alone within a second.
 	WatchMetadata(ctx context.Context, in *WatchMetadataRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchMetadataResponse], error)
 }
 
@@ -82,7 +82,7 @@ type MetadataService_WatchMetadataClient = grpc.ServerStreamingClient[WatchMetad
 type MetadataServiceServer interface {
 	// The picture as this broker has it now, in pages below 1 MiB.
 	GetMetadata(context.Context, *GetMetadataRequest) (*GetMetadataResponse, error)
-	// The picture, then every change to it, as it happens.
+	// The picture, then every change to it, as it happens; changes of replicas and ISRs alone within a second.
 	WatchMetadata(*WatchMetadataRequest, grpc.ServerStreamingServer[WatchMetadataResponse]) error
 	mustEmbedUnimplementedMetadataServiceServer()
 }
