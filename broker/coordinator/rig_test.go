@@ -299,10 +299,10 @@ func (r *rig) commit(id, member string, epoch, offset int64, parts ...group.Part
 	for _, p := range parts {
 		commits = append(commits, group.Commit{Part: p, Offset: offset, LeaderEpoch: -1})
 	}
-	errs, err := r.Commit(ctx, Number(id, int(r.shards)), id, member, epoch, commits)
-	for _, e := range errs {
+	taken, err := r.Commit(ctx, Number(id, int(r.shards)), id, member, epoch, commits)
+	for _, one := range taken {
 		if err == nil {
-			err = e
+			err = one.Err
 		}
 	}
 	return err
