@@ -200,3 +200,31 @@ func TestCoordinator_knowsTheOrderOfCommits(t *testing.T) {
 		commit(209, 3, 209)
 	})
 }
+
+// What is committed is told only on the word of somebody who is asked then: a controller, or
+// all others that could have been elected. That one gave it a while ago is not enough.
+func TestCoordinator_offsetsAreOfNow(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		p := group.Part{Topic: r.topic("orders", 1).ID, Number: 0}
+		if err := r.commit("g", "", 0, 5, p); err != nil {
+			r.t.Fatal(err)
+		}
+		told := func(want error) {
+			r.t.Helper()
+			began := time.Now()
+			got, err := r.Committed(r.t.Context(), 0, "g")
+			if !errors.Is(err, want) || err == nil && (len(got) != 1 || got[0].Offset != 5) || time.Since(began) > 2*time.Second {
+				r.t.Errorf("after %v: %v %v, want %v", time.Since(began), got, err, want)
+			}
+		}
+		r.grow()
+		told(nil) // the controller answers
+		r.session.silence(true)
+		told(partition.ErrUnconfirmed)
+		r.isr(1)
+		told(nil) // nobody else can have been elected
+		r.grow()
+		r.session.silence(false)
+		told(nil)
+	})
+}

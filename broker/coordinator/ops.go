@@ -107,8 +107,12 @@ func (c *Coordinator) Delete(ctx context.Context, n int32, id string) error {
 	return err
 }
 
-// Committed returns the committed offsets of a group of partition n, by part.
+// Committed returns the committed offsets of a group of partition n, by part: all
+// that was answered before it was called, by whichever coordinator.
 func (c *Coordinator) Committed(ctx context.Context, n int32, id string) ([]*group.Offset, error) {
+	if err := c.sure(ctx, n); err != nil {
+		return nil, err
+	}
 	s, err := c.at(n)
 	if err != nil {
 		return nil, err
