@@ -29,7 +29,7 @@ func (n *node) buildGroups(finder metadata.Finder, admin *rpc.AdminService, reg 
 	b := n.broker
 	var groups *rpc.GroupService
 	n.groups = coordinator.New(b.cfg.Group.coordinator(), coordinator.Deps{
-		Store: n.store, Local: n.set.Get, Metrics: reg, Log: b.deps.Log.With().Str("component", "coordinator").Logger(),
+		Store: n.store, Local: n.set.Get, CatchUp: finder.CatchUp, Metrics: reg, Log: b.deps.Log.With().Str("component", "coordinator").Logger(),
 		Measure: func(ctx context.Context, places []coordinator.Place) []coordinator.Measure {
 			return groups.Measure(ctx, places)
 		},

@@ -201,7 +201,7 @@ func newConn(addrs []string, o clientOptions) (*grpc.ClientConn, *manual.Resolve
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
 		grpc.WithChainUnaryInterceptor(textual, o.door.unary),
-		grpc.WithStreamInterceptor(o.door.stream),
+		grpc.WithChainStreamInterceptor(wire.Placed, o.door.stream),
 	}
 	if o.dial != nil {
 		opts = append(opts, grpc.WithContextDialer(o.dial))

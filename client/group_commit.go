@@ -32,6 +32,7 @@ type commitQueue struct {
 	offsets map[partitionKey]*queuedCommit
 	waiters []*commitWaiter
 	last    uint64 // number that was given
+	sent    uint64 // requests, whatever became of them
 	trouble error  // why the last request was not taken; nil: it was, or is not answered
 }
 
@@ -276,8 +277,9 @@ func (g *Group) request() (req *runnelv1.CommitRequest, cs []*queuedCommit, done
 	if len(cs) == 0 {
 		return nil, nil, done
 	}
+	g.queue.sent++
 	req = &runnelv1.CommitRequest{
-		Group: g.name, MemberId: g.id, MemberEpoch: g.epoch, Timeout: durationpb.New(commitWithin), Offsets: make([]*runnelv1.OffsetCommit, len(cs)),
+		Sequence: g.queue.sent, Group: g.name, MemberId: g.id, MemberEpoch: g.epoch, Timeout: durationpb.New(commitWithin), Offsets: make([]*runnelv1.OffsetCommit, len(cs)),
 	}
 	for i, c := range cs {
 		o := &runnelv1.OffsetCommit{

@@ -154,7 +154,8 @@ func TestCommit_answersInTurn(t *testing.T) {
 }
 
 // A stream that breaks between a commit and its answer costs a repetition, and no
-// commit its true outcome.
+// commit its true outcome. Each request says that it comes after all before it, over
+// whichever stream.
 func TestCommit_streamBreaks(t *testing.T) {
 	broke := status.Error(codes.Unavailable, "the connection broke")
 	for name, end := range map[string]error{"before it is made": broke, "after it was made": broke, "in good order": io.EOF} {
@@ -162,16 +163,20 @@ func TestCommit_streamBreaks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g, a, recs := committing(t, 1)
-				if early {
-					g.with(func() {
-						g.onCommit = func(n int, _ *runnelv1.CommitRequest) (*runnelv1.ItemError, error) {
-							if n%2 == 0 {
-								return nil, nil
-							}
-							return nil, end
+				sequence := uint64(0)
+				g.with(func() {
+					g.onCommit = func(n int, req *runnelv1.CommitRequest) (*runnelv1.ItemError, error) {
+						if req.GetSequence() <= sequence {
+							t.Errorf("sequence %d after %d", req.GetSequence(), sequence)
 						}
-					})
-				} else {
+						sequence = req.GetSequence()
+						if n%2 == 0 || !early {
+							return nil, nil
+						}
+						return nil, end
+					}
+				})
+				if !early {
 					g.withhold(func(n int, _ *runnelv1.CommitResponse) (bool, error) { return n%2 == 0, endUnless(n%2 == 0, end) })
 				}
 				for i := range recs {

@@ -40,6 +40,7 @@ func encode(c *group.Change) (key, value []byte, err error) {
 		if c.Offset.LeaderEpoch >= 0 {
 			o.LeaderEpoch = new(c.Offset.LeaderEpoch)
 		}
+		o.Sequence, o.MemberId, o.AssignmentEpoch = c.Offset.By.Sequence, c.Offset.By.Member, c.Offset.By.Assigned
 		v = &groupv1.RecordValue{Object: &groupv1.RecordValue_Offset{Offset: o}}
 	case c.OffsetGone != nil:
 		k.Object = offsetKey(*c.OffsetGone)
@@ -205,7 +206,10 @@ func decodeOffset(c *group.Change, k *groupv1.OffsetKey, v *groupv1.RecordValue)
 	if s == nil {
 		return unreadable("the record of an offset of group %q has a value of another kind", c.Group)
 	}
-	c.Offset = &group.Offset{Part: part, Offset: s.GetOffset(), LeaderEpoch: -1, Metadata: s.GetMetadata(), CommitMs: s.GetCommitMs()}
+	c.Offset = &group.Offset{
+		Part: part, Offset: s.GetOffset(), LeaderEpoch: -1, Metadata: s.GetMetadata(), CommitMs: s.GetCommitMs(),
+		By: group.Turn{Sequence: s.GetSequence(), Member: s.GetMemberId(), Assigned: s.GetAssignmentEpoch()},
+	}
 	if s.LeaderEpoch != nil {
 		c.Offset.LeaderEpoch = s.GetLeaderEpoch()
 	}

@@ -49,6 +49,9 @@ func drawChange(t *rapid.T) group.Change {
 			Part: part, Offset: rapid.Int64().Draw(t, "offset"), LeaderEpoch: rapid.Int64Range(-1, 9).Draw(t, "leader epoch"),
 			Metadata: text.Draw(t, "metadata"), CommitMs: rapid.Int64Range(0, 1<<42).Draw(t, "time"),
 		}
+		if rapid.Bool().Draw(t, "by a member") {
+			c.Offset.By = group.Turn{Sequence: rapid.Uint64Min(1).Draw(t, "sequence"), Member: text.Draw(t, "member"), Assigned: rapid.Int64Range(1, 9).Draw(t, "assigned")}
+		}
 	default:
 		c.OffsetGone = &part
 	}

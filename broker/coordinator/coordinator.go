@@ -24,6 +24,8 @@ type Deps struct {
 	Store *metadata.Store
 	// Local returns a local replica; partition.Set.Get.
 	Local func(topic uuid.UUID, n int32) (*partition.Partition, error)
+	// CatchUp is that of metadata.Session; nil: there is no controller to ask.
+	CatchUp func(context.Context) error
 	// Measure asks leaders, wherever they are; nil: there is no lag.
 	Measure Measurer
 	Metrics prometheus.Registerer // may be nil

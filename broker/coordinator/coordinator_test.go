@@ -492,7 +492,7 @@ func TestCoordinator_joinWaitsForTheHighWatermark(t *testing.T) {
 			r.t.Errorf("the stream: %v", a.err)
 		}
 		a.connect(0)
-		if a.joined == nil || !a.joined.Resumed || len(a.last.Parts) != 2 {
+		if a.joined == nil || a.joined.Resumed || len(a.last.Parts) != 2 || len(r.describe("g").Members) != 1 {
 			r.t.Errorf("joined %+v, assigned %+v", a.joined, a.last)
 		}
 	})

@@ -175,3 +175,56 @@ func TestCoordinator_storesInItsEpochOnly(t *testing.T) {
 		}
 	})
 }
+
+// Which commits of a member came before others, the next coordinator knows, too.
+func TestCoordinator_knowsTheOrderOfCommits(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		p := group.Part{Topic: r.topic("orders", 1).ID, Number: 0}
+		a := r.consumer(memberID(1), reads("orders"))
+		commit := func(offset int64, sequence uint64, want int64) {
+			r.t.Helper()
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			got, err := r.Commit(ctx, 0, "g", a.id, a.epoch, []group.Commit{{Part: p, Offset: offset, LeaderEpoch: -1, Sequence: sequence}})
+			if err != nil || got[0].Err != nil || got[0].Offset != want || r.committed("g", p) != want {
+				r.t.Errorf("offset %d with sequence %d: told %+v, committed %d, want %d: %v", offset, sequence, got, r.committed("g", p), want, err)
+			}
+		}
+		commit(204, 1, 204)
+		commit(208, 2, 208)
+		r.stop()
+		r.runs.Wait()
+		r.start()
+		a.connect(a.epoch)
+		commit(204, 1, 208)
+		commit(209, 3, 209)
+	})
+}
+
+// What is committed is told only on the word of somebody who is asked then: a controller, or
+// all others that could have been elected. That one gave it a while ago is not enough.
+func TestCoordinator_offsetsAreOfNow(t *testing.T) {
+	bubble(t, Config{}, 1, func(r *rig) {
+		p := group.Part{Topic: r.topic("orders", 1).ID, Number: 0}
+		if err := r.commit("g", "", 0, 5, p); err != nil {
+			r.t.Fatal(err)
+		}
+		told := func(want error) {
+			r.t.Helper()
+			began := time.Now()
+			got, err := r.Committed(r.t.Context(), 0, "g")
+			if !errors.Is(err, want) || err == nil && (len(got) != 1 || got[0].Offset != 5) || time.Since(began) > 2*time.Second {
+				r.t.Errorf("after %v: %v %v, want %v", time.Since(began), got, err, want)
+			}
+		}
+		r.grow()
+		told(nil) // the controller answers
+		r.session.silence(true)
+		told(partition.ErrUnconfirmed)
+		r.isr(1)
+		told(nil) // nobody else can have been elected
+		r.grow()
+		r.session.silence(false)
+		told(nil)
+	})
+}

@@ -31,10 +31,10 @@ func BenchmarkLoad(b *testing.B) {
 	for w := range writers {
 		all.Go(func() {
 			for i := w; i < groups; i += writers {
-				errs, err := r.Commit(ctx, 0, fmt.Sprint("group-", i), "", 0, parts)
-				for _, e := range errs {
+				taken, err := r.Commit(ctx, 0, fmt.Sprint("group-", i), "", 0, parts)
+				for _, one := range taken {
 					if err == nil {
-						err = e
+						err = one.Err
 					}
 				}
 				if err != nil {

@@ -49,24 +49,39 @@ func unanswered(ctx context.Context) error {
 	return fmt.Errorf("%w: it did not answer in time (%w)", group.ErrLoading, context.Cause(ctx))
 }
 
+// A Taken is what became of a commit.
+type Taken struct {
+	// Offset is what is committed now: another one, if the commit came after later ones
+	// of the same member.
+	Offset int64
+	Err    error // then nothing was stored
+}
+
 // Commit stores offsets of a group of partition n; see group.Group.Commit. It
 // returns when they are durable. When ctx ends first the outcome is unknown.
-func (c *Coordinator) Commit(ctx context.Context, n int32, id, member string, epoch int64, commits []group.Commit) ([]error, error) {
+func (c *Coordinator) Commit(ctx context.Context, n int32, id, member string, epoch int64, commits []group.Commit) ([]Taken, error) {
 	s, err := c.at(n)
 	if err != nil {
 		return nil, err
 	}
-	return ask(ctx, s, true, orTimeout, func(s *shard, reply func([]error, error)) {
-		errs, err := s.touch(id).Commit(s.now, member, epoch, commits, &s.fx)
+	return ask(ctx, s, true, orTimeout, func(s *shard, reply func([]Taken, error)) {
+		g := s.touch(id)
+		errs, err := g.Commit(s.now, member, epoch, commits, &s.fx)
 		if err != nil {
 			s.answer(func(failed error) { reply(nil, orElse(failed, err)) })
 			return
+		}
+		taken := make([]Taken, len(commits))
+		for i, err := range errs {
+			if taken[i].Err = err; err == nil {
+				taken[i].Offset = g.Last(commits[i].Part).Offset
+			}
 		}
 		s.answerWrite(func(failed error) {
 			if failed == nil {
 				c.metrics.commits.Add(float64(len(commits)))
 			}
-			reply(errs, failed)
+			reply(taken, failed)
 		})
 	})
 }
@@ -92,8 +107,12 @@ func (c *Coordinator) Delete(ctx context.Context, n int32, id string) error {
 	return err
 }
 
-// Committed returns the committed offsets of a group of partition n, by part.
+// Committed returns the committed offsets of a group of partition n, by part: all
+// that was answered before it was called, by whichever coordinator.
 func (c *Coordinator) Committed(ctx context.Context, n int32, id string) ([]*group.Offset, error) {
+	if err := c.sure(ctx, n); err != nil {
+		return nil, err
+	}
 	s, err := c.at(n)
 	if err != nil {
 		return nil, err

@@ -26,10 +26,11 @@ const me = 1
 
 // A fakeSession is the controller's side as far as a Set needs it.
 type fakeSession struct {
-	// mu guards the field below
+	// mu guards the fields below
 	mu sync.Mutex
 
 	confirmed bool
+	silent    bool // it confirmed a while ago, and answers nothing
 }
 
 func (s *fakeSession) Report([]metadata.ReplicaReport)      {}
@@ -45,6 +46,22 @@ func (s *fakeSession) Confirmed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.confirmed
+}
+
+// CatchUp is that of metadata.Session.
+func (s *fakeSession) CatchUp(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.silent || !s.confirmed {
+		return metadata.ErrNoController
+	}
+	return nil
+}
+
+func (s *fakeSession) silence(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = on
 }
 
 func (s *fakeSession) confirm(on bool) {
@@ -128,7 +145,7 @@ func makeRig(tb testing.TB, cfg Config, shards int32, disk vfs.FS, dir string, s
 func (r *rig) start() {
 	r.t.Helper()
 	r.reg = prometheus.NewRegistry()
-	r.Coordinator = New(r.cfg, Deps{Store: r.store, Local: r.set.Get, Measure: r.measure, Metrics: r.reg, Log: r.log})
+	r.Coordinator = New(r.cfg, Deps{Store: r.store, Local: r.set.Get, CatchUp: r.session.CatchUp, Measure: r.measure, Metrics: r.reg, Log: r.log})
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	c := r.Coordinator
@@ -299,10 +316,10 @@ func (r *rig) commit(id, member string, epoch, offset int64, parts ...group.Part
 	for _, p := range parts {
 		commits = append(commits, group.Commit{Part: p, Offset: offset, LeaderEpoch: -1})
 	}
-	errs, err := r.Commit(ctx, Number(id, int(r.shards)), id, member, epoch, commits)
-	for _, e := range errs {
+	taken, err := r.Commit(ctx, Number(id, int(r.shards)), id, member, epoch, commits)
+	for _, one := range taken {
 		if err == nil {
-			err = e
+			err = one.Err
 		}
 	}
 	return err

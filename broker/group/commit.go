@@ -12,10 +12,13 @@ type Commit struct {
 	Offset      int64
 	LeaderEpoch int64 // -1: not given
 	Metadata    string
+	// Sequence rises with each commit of the member; 0: not given.
+	Sequence uint64
 }
 
 // Commit takes commits of a member, or with an empty member id of nobody's, and
-// returns the failures by index. The error is that of all of them: ErrNotEmpty,
+// returns the failures by index. One that the member has made others after changes
+// nothing, and is no failure: see Last. The error is that of all of them: ErrNotEmpty,
 // ErrUnknownMember, ErrFencedMember, ErrFencedMemberEpoch.
 func (g *Group) Commit(now time.Time, member string, epoch int64, commits []Commit, fx *Effects) ([]error, error) {
 	m, err := g.committer(member, epoch)
@@ -25,8 +28,11 @@ func (g *Group) Commit(now time.Time, member string, epoch int64, commits []Comm
 	errs := make([]error, len(commits))
 	for i := range commits {
 		c := &commits[i]
-		if errs[i] = g.fence(m, epoch, c.Part); errs[i] == nil {
-			g.store(now, *c, fx)
+		if errs[i] = g.fence(m, epoch, c.Part); errs[i] != nil {
+			continue
+		}
+		if by := m.turn(c); !g.overtook(c.Part, by) {
+			g.store(now, *c, by, fx)
 		}
 	}
 	g.ensure(now, fx)
@@ -78,13 +84,28 @@ func (g *Group) fence(m *member, epoch int64, p Part) error {
 	return nil
 }
 
-func (g *Group) store(now time.Time, c Commit, fx *Effects) {
+// turn is the place of a commit among those of m, which may be nil.
+func (m *member) turn(c *Commit) Turn {
+	if m == nil || c.Sequence == 0 {
+		return Turn{}
+	}
+	return Turn{c.Sequence, m.id, m.owned[c.Part]}
+}
+
+// overtook says whether a later commit of the same member was taken, since the
+// partition came to it.
+func (g *Group) overtook(p Part, by Turn) bool {
+	last := g.Last(p)
+	return last != nil && last.By.Sequence > by.Sequence && by == Turn{by.Sequence, last.By.Member, last.By.Assigned}
+}
+
+func (g *Group) store(now time.Time, c Commit, by Turn, fx *Effects) {
 	o := g.offsets[c.Part]
 	if o == nil {
 		o = &offset{}
 		g.offsets[c.Part] = o
 	}
-	o.last = &Offset{Part: c.Part, Offset: c.Offset, LeaderEpoch: c.LeaderEpoch, Metadata: c.Metadata, CommitMs: now.UnixMilli()}
+	o.last = &Offset{Part: c.Part, Offset: c.Offset, LeaderEpoch: c.LeaderEpoch, Metadata: c.Metadata, CommitMs: now.UnixMilli(), By: by}
 	fx.change(Change{Group: g.id, Offset: o.last})
 }
 
@@ -135,7 +156,7 @@ func (g *Group) Last(p Part) *Offset {
 // Reset sets offsets of partitions that are held and free.
 func (g *Group) Reset(now time.Time, commits []Commit, fx *Effects) {
 	for _, c := range commits {
-		g.store(now, c, fx)
+		g.store(now, c, Turn{}, fx)
 	}
 	g.ensure(now, fx)
 }

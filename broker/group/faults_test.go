@@ -153,3 +153,100 @@ func TestGroup_revivesRevocations(t *testing.T) {
 		t.Errorf("%d members 50 s after they were revived", n)
 	}
 }
+
+// commit has a member commit one offset, and returns what is committed then.
+func (s *stage) commit(id string, epoch int64, c Commit) (int64, error) {
+	s.t.Helper()
+	var fx Effects
+	errs, err := s.g.Commit(s.now, id, epoch, []Commit{c}, &fx)
+	if err == nil {
+		err = errs[0]
+	}
+	s.settle(&fx)
+	if last := s.g.Committed(c.Part); last != nil {
+		return last.Offset, err
+	}
+	return -1, err
+}
+
+// A commit of a stream that was given up arrives after later ones of the same
+// member: it sets nothing back, nor forth what was set back on purpose. Who gives
+// no sequence is taken at their word.
+func TestGroup_commitComesLate(t *testing.T) {
+	p := Part{topicOf(0, 1).ID, 0}
+	s := newStage(t, topicOf(0, 1))
+	if err := s.join("a", 0, basic("t000")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		offset   int64
+		sequence uint64
+		want     int64
+	}{
+		{204, 1, 204}, {208, 2, 208}, {204, 1, 208}, {208, 2, 208}, {100, 4, 100}, {220, 3, 100}, {110, 5, 110}, {90, 0, 90}, {120, 6, 120},
+	} {
+		got, err := s.commit("a", s.last["a"].Epoch, Commit{Part: p, Offset: c.offset, Sequence: c.sequence})
+		if err != nil || got != c.want {
+			t.Errorf("after offset %d with sequence %d: %d is committed, want %d: %v", c.offset, c.sequence, got, c.want, err)
+		}
+	}
+}
+
+// The commits of another process, of the next owner, and of who has begun anew
+// begin with any sequence.
+func TestGroup_sequencesBeginAnew(t *testing.T) {
+	p := Part{topicOf(0, 1).ID, 0}
+	terms := basic("t000")
+	terms.Instance = "i"
+	s := newStage(t, topicOf(0, 1))
+	for i, step := range []struct {
+		name, id string
+		before   func() error
+	}{
+		{"the first", "a", func() error { return s.join("a", 0, terms) }},
+		{"itself, anew", "a", func() error { return s.join("a", 0, terms) }},
+		{"the next process of its instance", "b", func() error { return s.join("b", 0, terms) }},
+		{"the next owner", "c", func() error {
+			s.do(func(fx *Effects) { s.g.Leave(s.now, s.at["b"], "b", fx) })
+			return s.join("c", 0, basic("t000"))
+		}},
+	} {
+		if err := step.before(); err != nil {
+			t.Fatal(err)
+		}
+		want := int64(100 - 10*i)
+		got, err := s.commit(step.id, s.last[step.id].Epoch, Commit{Part: p, Offset: want, Sequence: uint64(10 - i)}) //nolint:gosec // small
+		if err != nil || got != want {
+			t.Errorf("%s: %d is committed, want %d: %v", step.name, got, want, err)
+		}
+	}
+}
+
+// A member that took all for lost, and joins again before the coordinator does,
+// begins anew where the group stands. What it committed before that and arrives
+// later would be set back by what it commits then, and is refused.
+func TestGroup_beginsAnewWithWhatItHad(t *testing.T) {
+	topic := topicOf(0, 2)
+	s := newStage(t, topic)
+	for _, id := range []string{"a", "b"} {
+		if err := s.join(id, 0, basic("t000")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, other := s.last["a"], s.told["b"]
+	if err := s.join("a", 0, basic("t000")); err != nil {
+		t.Fatal(err)
+	}
+	s.wantOwned(map[string]int{"a": 1, "b": 1})
+	after := s.last["a"]
+	p := after.Owned[0].Part
+	if p != before.Owned[0].Part || s.told["b"] != other {
+		t.Errorf("partitions moved: %v, before %v; the other one was told %d times, before %d", after, before, s.told["b"], other)
+	}
+	if _, err := s.commit("a", before.Epoch, Commit{Part: p, Offset: 208, Sequence: 7}); !errors.Is(err, ErrStaleAssignment) {
+		t.Errorf("a commit of before: %v", err)
+	}
+	if got, err := s.commit("a", after.Epoch, Commit{Part: p, Offset: 204, Sequence: 8}); err != nil || got != 204 {
+		t.Errorf("a commit of after: %d is committed: %v", got, err)
+	}
+}

@@ -140,14 +140,20 @@ func (g *Group) Join(now time.Time, s Stream, id string, epoch int64, terms Term
 	} else {
 		m.terms, m.unsaved = terms, true
 	}
-	g.hear(m, now)  // by the new terms: they may be shorter
-	if epoch == 0 { // it owns nothing, so there is nothing to wait for
-		g.releaseRevoked(m)
+	g.hear(m, now) // by the new terms: they may be shorter
+	if epoch == 0 && len(m.owned) > 0 {
+		// It owns nothing, so there is nothing to wait for; and begins anew with what it
+		// gets: what it committed before is not to be taken any more.
+		for p := range m.owned {
+			g.release(m, p)
+		}
+		m.unsaved = true
+		g.bump(now)
 	}
 	if changed {
 		g.bump(now)
 	}
-	fx.tell(Message{Stream: s, Joined: m.joined(true)})
+	fx.tell(Message{Stream: s, Joined: m.joined(epoch != 0)})
 	return nil
 }
 

@@ -44,6 +44,7 @@ type world struct {
 	streams Stream
 	clients []*client
 	offsets []offsetFrame // on their way
+	places  []offsetFrame // all there ever were: each commits its number
 }
 
 type toldAt struct {
@@ -68,12 +69,17 @@ type client struct {
 	heard    time.Time // when that was sent which was answered last
 	gone     bool
 	final    bool // another process has its place
+	// life counts how often it lost everything; joined is the last of them that the
+	// coordinator has heard of. sent counts its commits.
+	life, joined int
+	sent         uint64
 }
 
 type frame struct {
 	stream Stream
 	sent   time.Time
 	join   bool
+	life   int
 	epoch  int64
 	leave  bool
 	rev    uint64 // 0: ping
@@ -143,7 +149,7 @@ func (w *world) crash(n int) {
 func (w *world) connect(c *client) {
 	w.streams++
 	c.stream, c.revision, c.up, c.down = w.streams, 0, nil, nil
-	c.send(frame{join: true, epoch: c.epoch}, w.now)
+	c.send(frame{join: true, epoch: c.epoch, life: c.life}, w.now)
 }
 
 func (c *client) send(f frame, now time.Time) {
@@ -162,6 +168,7 @@ func (c *client) report(now time.Time) {
 // lose drops everything: the client is, or must take itself for, expelled.
 func (c *client) lose() {
 	c.epoch = 0
+	c.life++
 	clear(c.has)
 	clear(c.wants)
 }
@@ -175,6 +182,8 @@ func (w *world) receive(c *client) {
 	case f.join:
 		if err := w.g.Join(w.now, f.stream, c.id, f.epoch, c.terms(), &fx); err != nil {
 			fx.tell(Message{Stream: f.stream, Err: err})
+		} else if f.epoch == 0 {
+			c.joined = f.life
 		}
 	case f.leave:
 		w.g.Leave(w.now, f.stream, c.id, &fx)
@@ -304,7 +313,7 @@ func (w *world) actions() []action {
 
 func (w *world) start() {
 	if len(w.clients) < 7 {
-		c := &client{id: uuid.UUID{15: byte(len(w.clients) + 1)}.String(), has: map[Part]int64{}, wants: map[Part]int64{}, heard: w.now}
+		c := &client{id: uuid.UUID{15: byte(len(w.clients) + 1)}.String(), life: 1, joined: 1, has: map[Part]int64{}, wants: map[Part]int64{}, heard: w.now}
 		w.clients = append(w.clients, c)
 		w.connect(c)
 	}
@@ -391,16 +400,38 @@ type offsetFrame struct {
 	part     Part
 	epoch    int64 // of the member
 	assigned int64 // when the partition came to it
+	life     int   // of the client
+	sequence uint64
+	offset   int64
 }
 
 // sendOffset commits as a client would, for something that it works on.
 func (w *world) sendOffset(c *client) {
 	p := rapid.SampledFrom(slices.SortedFunc(maps.Keys(c.has), Part.Compare)).Draw(w.t, "part")
-	w.offsets = append(w.offsets, offsetFrame{c, p, c.epoch, c.has[p]})
+	c.sent++
+	f := offsetFrame{c, p, c.epoch, c.has[p], c.life, c.sent, int64(len(w.places))}
+	w.offsets, w.places = append(w.offsets, f), append(w.places, f)
+}
+
+// place is the commit that is the last of a partition in the log; nil: none.
+func (w *world) place(p Part) *offsetFrame {
+	for _, c := range slices.Backward(w.log) {
+		if o := c.Offset; o != nil && o.Part == p {
+			if o.By.Sequence == 0 {
+				return nil // a reset's
+			}
+			return &w.places[o.Offset]
+		}
+		if c.OffsetGone != nil && *c.OffsetGone == p {
+			return nil
+		}
+	}
+	return nil
 }
 
 // takeOffset lets a commit arrive, however late. It is taken exactly when the
-// partition has been its member's all the time.
+// partition has been its member's all the time, which has not begun anew with it,
+// and changes something exactly when that member has no later one in its place.
 func (w *world) takeOffset(*client) {
 	if len(w.offsets) == 0 {
 		return
@@ -409,11 +440,21 @@ func (w *world) takeOffset(*client) {
 	f := w.offsets[i]
 	w.offsets = slices.Delete(w.offsets, i, i+1)
 	var fx Effects
-	errs, err := w.g.Commit(w.now, f.c.id, f.epoch, []Commit{{Part: f.part, Offset: 1}}, &fx)
+	errs, err := w.g.Commit(w.now, f.c.id, f.epoch, []Commit{{Part: f.part, Offset: f.offset, Sequence: f.sequence}}, &fx)
 	m := w.g.members[f.c.id]
 	theirs := m != nil && w.g.owners[f.part] == m && m.owned[f.part] == f.assigned
 	if taken := err == nil && errs[0] == nil; taken != theirs {
 		w.t.Fatalf("%s commits %v, its since %d, at %d: taken %v; it has it now: %v (%v %v)", f.c.id, f.part, f.assigned, f.epoch, taken, theirs, errs, err)
+	}
+	if theirs && f.life < f.c.joined {
+		w.t.Fatalf("%s commits %v, of before it lost everything, and has begun with it anew", f.c.id, f.part)
+	}
+	want := f.offset
+	if was := w.place(f.part); was != nil && was.c == f.c && was.assigned == f.assigned && was.sequence > f.sequence {
+		want = was.offset
+	}
+	if theirs && w.g.Last(f.part).Offset != want {
+		w.t.Fatalf("%s commits %v with its %d. commit: %d is committed, not %d", f.c.id, f.part, f.sequence, w.g.Last(f.part).Offset, want)
 	}
 	w.settle(&fx)
 }

@@ -96,6 +96,17 @@ type Offset struct {
 	LeaderEpoch int64 // -1: not given
 	Metadata    string
 	CommitMs    int64 // Unix milliseconds
+	// By is who committed it, if that is known.
+	By Turn
+}
+
+// A Turn is the place of a commit among those of a member.
+type Turn struct {
+	// Sequence rises with each; 0: not known, and nothing else is.
+	Sequence uint64
+	Member   string
+	// Assigned is the epoch at which the partition came to the member.
+	Assigned int64
 }
 
 // A Change is one record of a coordinator's log: exactly one field besides Group

@@ -229,10 +229,10 @@ func (c *core) creditOf(f *follower, some bool, now time.Time) {
 	f.credit = some
 }
 
-// confirmed says whether every other broker that could be elected has, within
-// timeout, answered this leader in its epoch. link tells of answers that came
-// for all subscriptions of a stream at once.
-func (c *core) confirmed(now time.Time, timeout time.Duration, link func(metadata.BrokerID) time.Time) bool {
+// confirmed says whether every other broker that could be elected has answered
+// something this leader sent in its epoch after since. link tells of answers that
+// came for all subscriptions of a stream at once.
+func (c *core) confirmed(since time.Time, link func(metadata.BrokerID) time.Time) bool {
 	if c.role != leading {
 		return false
 	}
@@ -247,7 +247,7 @@ func (c *core) confirmed(now time.Time, timeout time.Duration, link func(metadat
 		if l := link(id); l.After(at) {
 			at = l
 		}
-		all = now.Sub(at) < timeout
+		all = at.After(since)
 		return all
 	}, append(c.maximal(), c.elr)...)
 	return all

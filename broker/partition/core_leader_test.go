@@ -224,7 +224,7 @@ func TestConfirmed(t *testing.T) {
 	const timeout = 3 * time.Second
 	link := map[metadata.BrokerID]time.Time{}
 	confirmed := func(c *core, at time.Duration) bool {
-		return c.confirmed(t0.Add(at), timeout, func(id metadata.BrokerID) time.Time { return link[id] })
+		return c.confirmed(t0.Add(at-timeout), func(id metadata.BrokerID) time.Time { return link[id] })
 	}
 	c := ready3(ids(1, 2))
 	subscribed(t, c, logOf(0), 2, 0, 0, t0)

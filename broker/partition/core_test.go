@@ -151,7 +151,7 @@ func TestConfirmed_alone(t *testing.T) {
 	none := func(metadata.BrokerID) time.Time { return time.Time{} }
 	alone := func(c *core, elr []metadata.BrokerID) bool {
 		c.elr = elr
-		return c.confirmed(t0, time.Second, none)
+		return c.confirmed(t0.Add(-time.Second), none)
 	}
 	c := led(ids(1), 1, false)
 	if !alone(c, nil) || !alone(c, ids(1)) || alone(c, ids(2)) {

@@ -193,11 +193,17 @@ func (p *Partition) Confirmed() bool {
 	if p.host.confirmed() {
 		return true
 	}
-	timeout := p.host.control.Timeout()
+	return p.ConfirmedSince(time.Now().Add(-p.host.control.Timeout()))
+}
+
+// ConfirmedSince says whether this broker leads, and led after that time for
+// certain: every other broker that could have been elected has answered what was
+// sent to it later, or there is none.
+func (p *Partition) ConfirmedSince(since time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.core.confirmed(time.Now(), timeout, p.linkAtLocked)
+	return p.core.confirmed(since, p.linkAtLocked)
 }
 
 // Overlap is for how long after an election an earlier leader may still take

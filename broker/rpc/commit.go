@@ -269,7 +269,7 @@ func checkCommit(req *runnelv1.CommitRequest) error {
 // committed. at says where the results of the rest go.
 func (s *GroupService) resolveCommit(ctx context.Context, req *runnelv1.CommitRequest) (resp *runnelv1.CommitResponse, asked *runnelv1.CommitRequest, at []int) {
 	resp = &runnelv1.CommitResponse{Results: make([]*runnelv1.OffsetCommitResult, len(req.GetOffsets()))}
-	asked = &runnelv1.CommitRequest{Group: req.GetGroup(), MemberId: req.GetMemberId(), MemberEpoch: req.GetMemberEpoch()}
+	asked = &runnelv1.CommitRequest{Group: req.GetGroup(), MemberId: req.GetMemberId(), MemberEpoch: req.GetMemberEpoch(), Sequence: req.GetSequence()}
 	places := make([]commitPlace, 0, len(req.GetOffsets()))
 	var tried []int
 	for i, o := range req.GetOffsets() {

@@ -79,22 +79,22 @@ func (s *GroupService) serveCommit(ctx context.Context, n int32, req *runnelv1.C
 		if err != nil {
 			return nil, err
 		}
-		commits[i] = group.Commit{Part: group.Part{Topic: id, Number: o.GetPartition()}, Offset: o.GetOffset(), LeaderEpoch: -1, Metadata: o.GetMetadata()}
+		commits[i] = group.Commit{Part: group.Part{Topic: id, Number: o.GetPartition()}, Offset: o.GetOffset(), LeaderEpoch: -1, Metadata: o.GetMetadata(), Sequence: req.GetSequence()}
 		if o.LeaderEpoch != nil {
 			commits[i].LeaderEpoch = o.GetLeaderEpoch()
 		}
 	}
-	errs, err := s.deps.Coordinator.Commit(ctx, n, req.GetGroup(), req.GetMemberId(), req.GetMemberEpoch(), commits)
+	taken, err := s.deps.Coordinator.Commit(ctx, n, req.GetGroup(), req.GetMemberId(), req.GetMemberEpoch(), commits)
 	if err != nil {
 		return nil, err
 	}
 	resp := &runnelv1.CommitResponse{}
 	for i, o := range req.GetOffsets() {
 		r := &runnelv1.OffsetCommitResult{Topic: o.GetTopic(), TopicId: o.GetTopicId(), Partition: new(o.GetPartition())}
-		if errs[i] != nil {
-			r.Error = s.errors.item(errs[i])
+		if t := taken[i]; t.Err != nil {
+			r.Error = s.errors.item(t.Err)
 		} else {
-			r.Offset = new(o.GetOffset())
+			r.Offset = new(t.Offset)
 		}
 		resp.Results = append(resp.Results, r)
 	}

@@ -60,6 +60,18 @@ func TestGroups_fromAnyBroker(t *testing.T) {
 				}
 			}
 		}
+		// What one broker held up is told by every other one what came after it.
+		for i, c := range []struct {
+			sequence     uint64
+			offset, want int64
+		}{{7, 4, 4}, {9, 8, 8}, {8, 6, 8}} {
+			got := w.brokers[int32(i+1)].commit(&runnelv1.CommitRequest{ //nolint:gosec // small
+				Group: "g", MemberId: ms[0].id, MemberEpoch: ms[0].epoch, Sequence: c.sequence, Offsets: offsets(first, c.offset),
+			})
+			if r := got[0].GetResults()[0]; r.GetError() != nil || r.GetOffset() != c.want {
+				t.Errorf("offset %d with sequence %d: %v", c.offset, c.sequence, got)
+			}
+		}
 		// No member can have read what is not there.
 		got := w.brokers[1].commit(&runnelv1.CommitRequest{Group: "g", MemberId: ms[0].id, MemberEpoch: ms[0].epoch, Offsets: offsets(first, 11)})
 		if rpcerr.Name(got[0].GetResults()[0].GetError().GetReason()) != "OFFSET_OUT_OF_RANGE" {

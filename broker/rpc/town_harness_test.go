@@ -141,7 +141,7 @@ func (w *testTown) join(b *testBroker, id int32, opts *LogOptions) (leave func()
 // joinGroups lets a broker keep consumer groups.
 func (w *testTown) joinGroups(b *testBroker, id int32, r *router.Router) *coordinator.Coordinator {
 	c := coordinator.New(*w.groupConfig, coordinator.Deps{
-		Store: b.store, Local: b.set.Get, Log: zerolog.Nop(),
+		Store: b.store, Local: b.set.Get, CatchUp: w.catchUpOf(id), Log: zerolog.Nop(),
 		Measure: func(ctx context.Context, places []coordinator.Place) []coordinator.Measure {
 			return b.groups.Measure(ctx, places)
 		},

@@ -31,6 +31,7 @@ type groupWatch struct {
 type watchedPart struct {
 	handed    map[int64]bool
 	committed int64 // told to be
+	seen      int64 // answered by a broker, last
 	// holder is who was handed the last record, over those before it.
 	holder *tenure
 	over   map[*tenure]bool
@@ -42,12 +43,7 @@ type tenure struct{ member string }
 // join has n members of a group read topics, and come and go, until the load
 // ends.
 func (l *load) join(name string, n int, rng *rand.Rand, topics ...*topic) *groupWatch {
-	w := &groupWatch{l: l, name: name, topics: topics, parts: map[client.PartitionID]*watchedPart{}}
-	for _, t := range topics {
-		for p := range t.partitions {
-			w.parts[client.PartitionID{Topic: t.name, Partition: p}] = &watchedPart{handed: map[int64]bool{}, over: map[*tenure]bool{}}
-		}
-	}
+	w := l.watch(name, topics...)
 	for range n {
 		rng := rand.New(rand.NewPCG(rng.Uint64(), 10))
 		l.wg.Go(func() {
@@ -60,6 +56,17 @@ func (l *load) join(name string, n int, rng *rand.Rand, topics ...*topic) *group
 		})
 	}
 	l.wg.Go(func() { w.ask(rng) })
+	return w
+}
+
+// watch begins to note what is known of a group that reads topics.
+func (l *load) watch(name string, topics ...*topic) *groupWatch {
+	w := &groupWatch{l: l, name: name, topics: topics, parts: map[client.PartitionID]*watchedPart{}}
+	for _, t := range topics {
+		for p := range t.partitions {
+			w.parts[client.PartitionID{Topic: t.name, Partition: p}] = &watchedPart{handed: map[int64]bool{}, over: map[*tenure]bool{}}
+		}
+	}
 	return w
 }
 
@@ -164,6 +171,7 @@ func (m *watchedMember) assigned(ps []client.PartitionID) {
 	defer m.mu.Unlock()
 	for _, p := range ps {
 		m.tenures[p] = &tenure{m.id}
+		m.w.l.c.logs.note("%s: %s/%d: %s has it", m.w.name, p.Topic, p.Partition, m.id)
 	}
 }
 
@@ -171,6 +179,7 @@ func (m *watchedMember) gone(ps []client.PartitionID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range ps {
+		m.w.l.c.logs.note("%s: %s/%d: %s has it no more", m.w.name, p.Topic, p.Partition, m.id)
 		delete(m.tenures, p)
 	}
 }
@@ -196,6 +205,7 @@ func (m *watchedMember) handed(rec *client.Record) {
 	default:
 		p.over[p.holder] = true
 		p.holder = by
+		w.l.c.logs.note("%s: %s/%d: %s is handed offset %d, the first of its tenure", w.name, rec.Topic, rec.Partition, m.id, rec.Offset)
 	}
 }
 
@@ -205,10 +215,16 @@ func (m *watchedMember) commit(ctx context.Context, g *client.Group, rec client.
 	if g.Commit(ctx, rec) != nil {
 		return
 	}
-	m.w.mu.Lock()
-	defer m.w.mu.Unlock()
-	p := m.w.parts[client.PartitionID{Topic: rec.Topic, Partition: rec.Partition}]
-	p.committed = max(p.committed, rec.Offset+1)
+	m.w.told(client.PartitionID{Topic: rec.Topic, Partition: rec.Partition}, m.id, rec.Offset+1)
+}
+
+// told notes that a member was told that an offset is committed.
+func (w *groupWatch) told(at client.PartitionID, member string, offset int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.parts[at]
+	p.committed = max(p.committed, offset)
+	w.l.c.logs.note("%s: %s/%d: %s was told that %d is committed", w.name, at.Topic, at.Partition, member, offset)
 }
 
 // ask asks brokers what is committed, again and again: never less than what was
@@ -253,6 +269,10 @@ func (w *groupWatch) compare(before, now map[client.PartitionID]int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for at, p := range w.parts {
+		if now[at] != p.seen {
+			w.l.c.logs.note("%s: %s/%d: %d is committed, before %d", w.name, at.Topic, at.Partition, now[at], p.seen)
+			p.seen = now[at]
+		}
 		if now[at] < before[at] {
 			w.l.c.judge.complain("I14", "%s/%d: %d is committed by %s, and before it was %d", at.Topic, at.Partition, now[at], w.name, before[at])
 		}

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // DialOptions say what a connection inside the cluster needs beside what all
@@ -26,9 +28,9 @@ type DialOptions struct {
 
 // Dial returns a connection to addr, host:port. It does no I/O: the first call
 // connects, and calls fail fast while the other side can't be reached. It stays,
-// however long nothing is called. gRPC's
-// own retries are off, because a write whose outcome is unknown must not be
-// sent twice behind our back.
+// however long nothing is called. gRPC's own retries are off, because a write
+// whose outcome is unknown must not be sent twice behind our back; and a stream
+// ends with the connection that it was opened on (wire.Placed).
 func Dial(addr string, o DialOptions) (*grpc.ClientConn, error) {
 	stream, conn := InternalPort.windows()
 	opts := []grpc.DialOption{
@@ -37,6 +39,7 @@ func Dial(addr string, o DialOptions) (*grpc.ClientConn, error) {
 		grpc.WithStaticStreamWindowSize(stream),
 		grpc.WithStaticConnWindowSize(conn),
 		grpc.WithDisableRetry(),
+		grpc.WithStreamInterceptor(wire.Placed),
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(0), // it is pinged, so it may as well be there for the next call
 		// Twice the least the servers allow, so that they never see too many pings.

@@ -18,6 +18,8 @@
 // occurs twice is refused instead of merged where merging would need a copy,
 // batches between brokers have to lie together, and the content of a RecordBatch
 // is nobody's business here.
+//
+// Placed is for every connection, so that a stream ends with the one it was opened on.
 package wire
 
 import (

@@ -922,7 +922,8 @@ type PartitionAssignment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its number.
 	Partition *int32 `protobuf:"varint,1,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
-	// The member epoch at which the partition came to this member. A change means that it was somebody else's, or reset, meanwhile: read from offset anew.
+	// The member epoch at which the partition came to this member. A change means that it was somebody else's, or reset, meanwhile, or that the member joined
+	// as one that owns nothing: read from offset anew.
 	AssignmentEpoch *int64 `protobuf:"varint,2,opt,name=assignment_epoch,json=assignmentEpoch,proto3,oneof" json:"assignment_epoch,omitempty"`
 	// The committed offset, which is the next to read; absent: the group has none, the member's own policy applies.
 	Offset *int64 `protobuf:"varint,3,opt,name=offset,proto3,oneof" json:"offset,omitempty"`

@@ -38,7 +38,7 @@ type GroupServiceClient interface {
 	// Membership, as a stream. A broken stream is not a leave: a member lives until it leaves, or until its session timeout passes without a message of
 	// it. It goes on with another stream, at any broker, by its member id and member epoch, and nothing is reassigned.
 	Join(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[JoinRequest, JoinResponse], error)
-	// Reads committed offsets.
+	// Reads committed offsets: all that was acknowledged before, or LEADER_UNCONFIRMED.
 	FetchOffsets(ctx context.Context, in *FetchOffsetsRequest, opts ...grpc.CallOption) (*FetchOffsetsResponse, error)
 	// Describes a group: members, who owns what, committed offsets, lag, and how long until unread records are deleted.
 	DescribeGroup(ctx context.Context, in *DescribeGroupRequest, opts ...grpc.CallOption) (*DescribeGroupResponse, error)
@@ -131,7 +131,7 @@ type GroupServiceServer interface {
 	// Membership, as a stream. A broken stream is not a leave: a member lives until it leaves, or until its session timeout passes without a message of
 	// it. It goes on with another stream, at any broker, by its member id and member epoch, and nothing is reassigned.
 	Join(grpc.BidiStreamingServer[JoinRequest, JoinResponse]) error
-	// Reads committed offsets.
+	// Reads committed offsets: all that was acknowledged before, or LEADER_UNCONFIRMED.
 	FetchOffsets(context.Context, *FetchOffsetsRequest) (*FetchOffsetsResponse, error)
 	// Describes a group: members, who owns what, committed offsets, lag, and how long until unread records are deleted.
 	DescribeGroup(context.Context, *DescribeGroupRequest) (*DescribeGroupResponse, error)

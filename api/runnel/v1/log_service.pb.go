@@ -1852,7 +1852,11 @@ type CommitRequest struct {
 	// same again is always safe.
 	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Unspecified: PROXY. DIRECT gets NOT_COORDINATOR with the address.
-	Routing       Routing `protobuf:"varint,7,opt,name=routing,proto3,enum=runnel.v1.Routing" json:"routing,omitempty"`
+	Routing Routing `protobuf:"varint,7,opt,name=routing,proto3,enum=runnel.v1.Routing" json:"routing,omitempty"`
+	// Rises with each request of a member, over whichever stream; what is asked again gets a new one. 0: not given. A request of a stream that was given up
+	// may arrive after later ones. Where one with a higher sequence was taken from the member, since the partition came to it, such a request changes
+	// nothing, and is told what is committed. Without a sequence it sets the offset back.
+	Sequence      uint64 `protobuf:"varint,8,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1934,6 +1938,13 @@ func (x *CommitRequest) GetRouting() Routing {
 		return x.Routing
 	}
 	return Routing_ROUTING_UNSPECIFIED
+}
+
+func (x *CommitRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
 }
 
 // How far a group has come in one partition.
@@ -2367,7 +2378,7 @@ const file_runnel_v1_log_service_proto_rawDesc = "" +
 	"\x06_valueB\f\n" +
 	"\n" +
 	"_key_bytesB\x0e\n" +
-	"\f_value_bytes\"\x9a\x02\n" +
+	"\f_value_bytes\"\xb6\x02\n" +
 	"\rCommitRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x14\n" +
@@ -2376,7 +2387,8 @@ const file_runnel_v1_log_service_proto_rawDesc = "" +
 	"\fmember_epoch\x18\x04 \x01(\x03R\vmemberEpoch\x121\n" +
 	"\aoffsets\x18\x05 \x03(\v2\x17.runnel.v1.OffsetCommitR\aoffsets\x123\n" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
-	"\arouting\x18\a \x01(\x0e2\x12.runnel.v1.RoutingR\arouting\"\xdc\x01\n" +
+	"\arouting\x18\a \x01(\x0e2\x12.runnel.v1.RoutingR\arouting\x12\x1a\n" +
+	"\bsequence\x18\b \x01(\x04R\bsequence\"\xdc\x01\n" +
 	"\fOffsetCommit\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\btopic_id\x18\x02 \x01(\tH\x00R\atopicId\x88\x01\x01\x12\x1c\n" +

@@ -672,9 +672,15 @@ type OffsetValue struct {
 	// As committed.
 	Metadata string `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// When, Unix milliseconds.
-	CommitMs      int64 `protobuf:"varint,4,opt,name=commit_ms,json=commitMs,proto3" json:"commit_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CommitMs int64 `protobuf:"varint,4,opt,name=commit_ms,json=commitMs,proto3" json:"commit_ms,omitempty"`
+	// Of the member's request; 0: it gave none, and the next two are absent.
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// The member.
+	MemberId string `protobuf:"bytes,6,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// The member epoch at which the partition came to it.
+	AssignmentEpoch int64 `protobuf:"varint,7,opt,name=assignment_epoch,json=assignmentEpoch,proto3" json:"assignment_epoch,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *OffsetValue) Reset() {
@@ -735,6 +741,27 @@ func (x *OffsetValue) GetCommitMs() int64 {
 	return 0
 }
 
+func (x *OffsetValue) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *OffsetValue) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *OffsetValue) GetAssignmentEpoch() int64 {
+	if x != nil {
+		return x.AssignmentEpoch
+	}
+	return 0
+}
+
 var File_runnel_group_v1_group_record_proto protoreflect.FileDescriptor
 
 const file_runnel_group_v1_group_record_proto_rawDesc = "" +
@@ -784,12 +811,15 @@ const file_runnel_group_v1_group_record_proto_rawDesc = "" +
 	"\n" +
 	"OwnedTopic\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\fR\atopicId\x12\x12\n" +
-	"\x04runs\x18\x02 \x03(\x03R\x04runs\"\x97\x01\n" +
+	"\x04runs\x18\x02 \x03(\x03R\x04runs\"\xfb\x01\n" +
 	"\vOffsetValue\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12&\n" +
 	"\fleader_epoch\x18\x02 \x01(\x03H\x00R\vleaderEpoch\x88\x01\x01\x12\x1a\n" +
 	"\bmetadata\x18\x03 \x01(\tR\bmetadata\x12\x1b\n" +
-	"\tcommit_ms\x18\x04 \x01(\x03R\bcommitMsB\x0f\n" +
+	"\tcommit_ms\x18\x04 \x01(\x03R\bcommitMs\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x1b\n" +
+	"\tmember_id\x18\x06 \x01(\tR\bmemberId\x12)\n" +
+	"\x10assignment_epoch\x18\a \x01(\x03R\x0fassignmentEpochB\x0f\n" +
 	"\r_leader_epochB8Z6github.com/runnelmq/runnel/api/runnel/group/v1;groupv1b\x06proto3"
 
 var (
