@@ -68,15 +68,21 @@ func TestStoryDiskCountedUntilNow(t *testing.T) {
 func TestStoryDisksTakeThePlaceOfCopies(t *testing.T) {
 	play(t, setting{configs: map[string]string{"min.insync.replicas": "2", "flush.interval.ms": "3600000"}}, func(s *stage) {
 		s.sent(0, 5)
-		s.outlaw(0)
+		var links []link
+		for _, ctl := range s.controllers {
+			links = append(links, link{ctl.name, s.r[0].name})
+		}
+		hears := s.lasting(s.net.cut(links...))
 		s.alter(1, map[string]string{"min.insync.replicas": "1"})
-		s.r[1].kill()
-		s.r[2].kill()
+		for i := 1; i < 3; i++ {
+			s.r[i].kill()
+			s.soon("it is fenced", 5*time.Second, func() bool { return len(s.record().ISR) == 3-i })
+		}
 		s.r[0].cutPower(0)
-		s.soon("nobody leads", 10*time.Second, func() bool { return s.record().Leader < 0 })
-		s.heal()
+		hears()
 		s.r[0].start()
-		s.stepFor(5 * time.Second)
+		s.soon("nobody leads", 10*time.Second, func() bool { return s.record().Leader < 0 })
+		s.stepFor(2 * time.Second)
 		s.r[1].start()
 		s.r[2].start()
 		s.soon("one that was killed leads", 10*time.Second, func() bool { return s.record().Leader >= 0 && s.record().Leader != s.id(0) })
