@@ -114,7 +114,7 @@ func TestWatchMetadata_routine(t *testing.T) {
 			o := metadatatest.PartitionObject(id, n, 1, epoch)
 			o.GetPartition().Isr = []int32{1, 2}
 			c.publish(o)
-			time.Sleep(20 * time.Millisecond)
+			<-time.NewTimer(20 * time.Millisecond).C
 		}
 		both := func(ps []*runnelv1.PartitionMetadata) (n int) {
 			for _, p := range ps {
