@@ -145,7 +145,7 @@ func (r *Router) ask(ctx context.Context, q Question, id metadata.BrokerID, at [
 }
 
 // AskBroker asks one other broker about itself, once, whether it is in service or
-// not. Its errors say which broker it was, and why it gave no answer.
+// not. Its errors say why it gave no answer.
 func (r *Router) AskBroker(ctx context.Context, method string, id metadata.BrokerID, ask func(replicav1.ForwardServiceClient) error) error {
 	p, err := r.peer(id)
 	if err != nil {
@@ -153,11 +153,11 @@ func (r *Router) AskBroker(ctx context.Context, method string, id metadata.Broke
 	}
 	c, err := p.forward()
 	if err != nil {
-		return fmt.Errorf("broker %d: %w", id, err)
+		return err
 	}
 	r.forwarded.WithLabelValues(method).Inc()
 	if err := ask(c); err != nil {
-		return fmt.Errorf("broker %d: %w", id, cmp.Or(context.Cause(ctx), err))
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	return nil
 }
