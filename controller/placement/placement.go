@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 )
@@ -18,6 +19,8 @@ type Broker struct {
 	Rack     string // "" is a rack of its own kind: the unknown one
 	Replicas int
 	Leaders  int // partitions it is preferred to lead
+	// Heirs is how many of those each other broker is the next to lead.
+	Heirs map[int32]int
 	// Closed brokers are given nothing. They count as places that a partition is at already.
 	Closed bool
 }
@@ -41,7 +44,9 @@ func (e *ShortageError) Metadata() map[string]string {
 
 // Assign returns the replicas of n new partitions of replication factor rf, the preferred leader first. A partition's
 // replicas are on distinct brokers, on as many racks as there can be, and no more on one rack than must be, so that the loss of a
-// rack costs as few as possible; leaders first, then replicas are spread evenly, what the brokers hold already included. Equal input gives equal output, whatever the order of brokers.
+// rack costs as few as possible; leaders first, then replicas are spread evenly, what the brokers hold already included; and those
+// that are next to lead when a broker is gone, so that its work does not all go to one other. Equal input gives equal output,
+// whatever the order of brokers.
 func Assign(brokers []Broker, rf, n int) ([][]int32, error) {
 	open := 0
 	for i := range brokers {
@@ -62,24 +67,46 @@ func Assign(brokers []Broker, rf, n int) ([][]int32, error) {
 
 // sorted returns a copy in the order of ids.
 func sorted(brokers []Broker) []Broker {
-	return slices.SortedFunc(slices.Values(brokers), func(a, b Broker) int { return cmp.Compare(a.ID, b.ID) })
+	pool := slices.SortedFunc(slices.Values(brokers), func(a, b Broker) int { return cmp.Compare(a.ID, b.ID) })
+	for i := range pool {
+		pool[i].Heirs = maps.Clone(pool[i].Heirs)
+	}
+	return pool
 }
 
 // assignOne places one partition and books it in pool.
 func assignOne(pool []Broker, rf int) []int32 {
 	replicas := make([]int32, 0, rf)
 	racks := map[string]int{}
-	for len(replicas) < rf {
-		leader := len(replicas) == 0
-		b := choose(pool, replicas, racks, leader)
+	first := choose(pool, nil, racks, true)
+	first.Leaders++
+	for b := first; b != nil; b = choose(pool, replicas, racks, false) {
 		replicas = append(replicas, b.ID)
 		racks[b.Rack]++
 		b.Replicas++
-		if leader {
-			b.Leaders++
+		if len(replicas) == rf {
+			break
 		}
 	}
+	if rf > 1 {
+		first.inherit(replicas[1:])
+	}
 	return replicas
+}
+
+// inherit puts the one of others first that is the next to lead least often, and books that.
+func (b *Broker) inherit(others []int32) {
+	heir := 0
+	for n, id := range others {
+		if b.Heirs[id] < b.Heirs[others[heir]] {
+			heir = n
+		}
+	}
+	others[0], others[heir] = others[heir], others[0]
+	if b.Heirs == nil {
+		b.Heirs = map[int32]int{}
+	}
+	b.Heirs[others[0]]++
 }
 
 // choose returns the best place for one more replica of a partition; nil when there is none.

@@ -3,6 +3,7 @@ package placement
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -18,6 +19,7 @@ func drawBrokers(t *rapid.T, empty bool) []Broker {
 		brokers[i] = Broker{ID: int32(10 - i), Rack: fmt.Sprint(rapid.IntRange(1, racks).Draw(t, "rack"))}
 		if !empty {
 			brokers[i].Leaders = rapid.IntRange(0, 20).Draw(t, "leaders")
+			brokers[i].Heirs = map[int32]int{int32(10 - (i+1)%n): rapid.IntRange(0, 20).Draw(t, "heirs")}
 			brokers[i].Replicas = brokers[i].Leaders + rapid.IntRange(0, 20).Draw(t, "followers")
 		}
 	}
@@ -35,12 +37,15 @@ func TestAssign_spreads(t *testing.T) {
 			racks[b.Rack] = true
 		}
 		input := slices.Clone(brokers)
+		for i := range input {
+			input[i].Heirs = maps.Clone(input[i].Heirs)
+		}
 		got, err := Assign(brokers, rf, n)
 		if err != nil || len(got) != n {
 			t.Fatalf("%d partitions, %v", len(got), err)
 		}
-		if !slices.Equal(brokers, input) {
-			t.Fatal("the caller's brokers were changed")
+		if diff := cmp.Diff(input, brokers); diff != "" {
+			t.Fatalf("the caller's brokers were changed:\n%s", diff)
 		}
 		size := map[string]int{}
 		for _, b := range brokers {
@@ -108,6 +113,36 @@ func bounds(m map[int32]int) (lo, hi int) {
 		lo, hi = min(lo, n), max(hi, n)
 	}
 	return lo, hi
+}
+
+// When a broker is gone, its partitions are led by all others that hold copies of all of them, also when they came one by one.
+func TestAssign_spreads_who_is_next(t *testing.T) {
+	for _, perCall := range []int{1, 24} {
+		brokers := []Broker{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}}
+		next := map[int32]map[int32]int{1: {}, 2: {}, 3: {}, 4: {}}
+		for range 24 / perCall {
+			got, err := Assign(brokers, 4, perCall)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, replicas := range got {
+				next[replicas[0]][replicas[1]]++
+				for i := range brokers {
+					b := &brokers[i]
+					b.Replicas++
+					if b.ID == replicas[0] {
+						b.Leaders++
+					}
+					b.Heirs = next[b.ID]
+				}
+			}
+		}
+		for id, heirs := range next {
+			if lo, hi := bounds(heirs); len(heirs) != 3 || lo != hi {
+				t.Errorf("%d at a time: those that broker %d is preferred to lead go to %v", perCall, id, heirs)
+			}
+		}
+	}
 }
 
 // New partitions go where least is.

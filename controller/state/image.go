@@ -32,6 +32,8 @@ type Image struct {
 	byBroker map[BrokerID]map[PartitionKey]bool
 	// preferred counts the partitions whose first replica is a broker.
 	preferred map[BrokerID]int
+	// heirs counts, of those, the partitions whose second replica is another broker.
+	heirs map[BrokerID]map[int32]int
 	// unsettled are the partitions whose record is not what the rules make of it.
 	unsettled map[PartitionKey]bool
 	// awaiting are the partitions whose lower MinISR waits for disks.
@@ -71,6 +73,7 @@ func NewImage() *Image {
 		folded:     map[string]string{},
 		byBroker:   map[BrokerID]map[PartitionKey]bool{},
 		preferred:  map[BrokerID]int{},
+		heirs:      map[BrokerID]map[int32]int{},
 		unsettled:  map[PartitionKey]bool{},
 		awaiting:   map[PartitionKey]bool{},
 		bereft:     map[PartitionKey]bool{},
@@ -338,7 +341,7 @@ func (i *Image) applyPartition(u Update) {
 		for _, b := range old.Replicas {
 			delete(i.byBroker[b], k)
 		}
-		i.preferred[old.Replicas[0]]--
+		i.count(old, -1)
 	}
 	p, _ := u.Object.(*Partition)
 	if p == nil {
@@ -352,10 +355,23 @@ func (i *Image) applyPartition(u Update) {
 			}
 			i.byBroker[b][k] = true
 		}
-		i.preferred[p.Replicas[0]]++
+		i.count(p, 1)
 	}
 	i.review(k)
 	i.reviewTopic(k.Topic)
+}
+
+// count counts a partition for who is preferred to lead it, and who is the next to.
+func (i *Image) count(p *Partition, n int) {
+	first := p.Replicas[0]
+	i.preferred[first] += n
+	if len(p.Replicas) == 1 {
+		return
+	}
+	if i.heirs[first] == nil {
+		i.heirs[first] = map[int32]int{}
+	}
+	i.heirs[first][int32(p.Replicas[1])] += n
 }
 
 // topic returns the entry of a topic, made if need be.

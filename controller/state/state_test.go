@@ -448,3 +448,20 @@ func TestJudge_data_of_an_earlier_time(t *testing.T) {
 		})
 	}
 }
+
+// Topics of one partition that are made one after the other are led by both other brokers when one is gone.
+func TestFence_spreads_leaderships(t *testing.T) {
+	b := withBrokers(t, 3)
+	for n := range 12 {
+		b.newTopic(fmt.Sprint("t", n), 1, 3, nil)
+	}
+	b.fence(2)
+	b.work()
+	led := map[BrokerID]int{}
+	for _, topic := range b.Topics() {
+		led[b.Partitions(topic.ID)[0].Leader]++
+	}
+	if led[1] != 6 || led[3] != 6 {
+		t.Errorf("of 12 partitions brokers lead %v", led)
+	}
+}

@@ -191,7 +191,7 @@ func (i *Image) loads() []placement.Broker {
 	var all []placement.Broker
 	for _, b := range i.brokers {
 		all = append(all, placement.Broker{
-			ID: int32(b.ID), Rack: b.Rack, Replicas: len(i.byBroker[b.ID]), Leaders: i.preferred[b.ID], Closed: b.Phase != BrokerActive,
+			ID: int32(b.ID), Rack: b.Rack, Replicas: len(i.byBroker[b.ID]), Leaders: i.preferred[b.ID], Heirs: i.heirs[b.ID], Closed: b.Phase != BrokerActive,
 		})
 	}
 	return all
