@@ -41,6 +41,7 @@ type Batch struct {
 	headers []Header
 	sets    [][]byte // decompressed sets in use
 	bad     error
+	again   bool  // what is bad is to be read once more, and nobody need know
 	last    int64 // epoch of the last record; noOffset: not known
 	// pos is the offset after the record that Next moved to.
 	pos atomic.Int64
@@ -112,13 +113,15 @@ func (b *Batch) All() iter.Seq[Record] {
 	}
 }
 
-// Err returns why Next ended early: the bytes are not what was stored. The
-// partition is not read on. The error is both [ErrCorruptData] and an [Error]
-// that is [ErrLogCorrupt], whose Metadata say at which offset, and where sound
-// records go on (nextOffset). A broker does not look into what it sends: one that
-// is asked for the same place again, with [Reader.Seek], does.
+// Err returns why Next ended early: the bytes are not what was stored, although
+// they were read twice. The partition is not read on. The error is both
+// [ErrCorruptData] and an [Error] that is [ErrLogCorrupt], whose Metadata say at
+// which offset, and where sound records go on (nextOffset). A broker does not look
+// into what it sends, and does so when it is asked for the same place again: the
+// batch that meets damage first only ends there, and the Reader asks by itself. So
+// a broker with a damaged copy is left for one with a sound copy.
 func (b *Batch) Err() error {
-	if b.bad == nil {
+	if b.bad == nil || b.again {
 		return nil
 	}
 	return &PartitionError{Topic: b.a.topic, Partition: b.a.partition, Err: b.bad}
@@ -128,13 +131,16 @@ func (b *Batch) Err() error {
 func (b *Batch) damaged(next int64, err error) {
 	at := max(b.pos.Load(), b.from)
 	e := localError(runnelv1.ErrorReason_ERROR_REASON_LOG_CORRUPT,
-		"offset %d: %v; seek there again to have the broker look at what it has stored, or to %d to go on without", at, err, next)
+		"offset %d: %v, also when it was asked for again; seek there to try once more, or to %d to go on without", at, err, next)
 	e.Code = codes.DataLoss
 	e.Metadata = map[string]string{
 		"topic": b.a.topic, "partition": strconv.FormatInt(int64(b.a.partition), 10),
 		"offset": strconv.FormatInt(at, 10), "nextOffset": strconv.FormatInt(next, 10),
 	}
 	b.bad = fmt.Errorf("%w: %w", ErrCorruptData, e)
+	if b.a.doubted.Swap(at+1) != at+1 {
+		b.again, b.next = true, at
+	}
 }
 
 // following returns where to go on behind a frame whose header cannot be
@@ -156,7 +162,7 @@ func (b *Batch) open(frame []byte) {
 		if v == record.CorruptPayload {
 			next = int64(f.Header.NextOffset())
 		}
-		b.damaged(next, fmt.Errorf("a batch is %v", v))
+		b.damaged(next, fmt.Errorf("a batch has a %v", v))
 		return
 	}
 	h, payload := f.Header, f.Payload(frame)

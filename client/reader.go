@@ -80,8 +80,10 @@ type assigned struct {
 	ended  bool        // nothing more will come: it was read to its stop, or failed
 	// sent is whether the stream knows of it; dirty, that it must be told.
 	sent, dirty bool
-	attempts    int
-	failing     time.Time
+	// doubted is the offset after the one at which damage was met last; 0: none.
+	doubted  atomic.Int64
+	attempts int
+	failing  time.Time
 }
 
 // NewReader returns a reader of nothing; see Assign.
@@ -384,8 +386,8 @@ func (r *Reader) takeLocked() (*Batch, error) {
 	if b := r.current; b != nil {
 		if b.bad != nil && b.tag == b.a.tag.Load() {
 			// Nothing after damage is handed out as if nothing were missing.
-			r.dropLocked(b.a)
-			b.a.pos, b.a.ended, b.a.dirty = b.pos.Load(), true, true
+			r.moveLocked(b.a, max(b.pos.Load(), b.from))
+			b.a.ended = b.a.ended || !b.again
 			poke(r.wake)
 		}
 		r.releaseLocked(b)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -210,6 +211,47 @@ func TestReader_damage(t *testing.T) {
 		if err := r.Seek(t.Context(), "t", 0, client.AtOffset(4000)); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// What is damaged is asked for again before anybody hears of it: a broker looks
+// into what it has then, and leaves it to one with a sound copy.
+func TestReader_damageHeals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 20000, 1000, record.CompressionNone)
+		frames := f.topics["t"].parts[0].frames
+		sound := slices.Clone(frames)
+		for _, n := range []int{3, 9} {
+			bad := bytes.Clone(frames[n])
+			bad[bytes.LastIndex(bad, []byte("value "))] ^= 1
+			f.locked(func() { frames[n] = bad })
+		}
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		synctest.Wait() // all is fetched
+		f.locked(func() { copy(frames, sound) })
+		var got []client.Record
+		next := int64(0)
+		for {
+			b, err := r.Poll(t.Context())
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for rec := range b.All() {
+				got, next = append(got, rec.Clone()), rec.Offset+1
+			}
+			if err := b.Err(); err != nil {
+				t.Fatal(err)
+			}
+			if b.NextOffset() != next { // who keeps it must not skip anything
+				t.Errorf("to go on at %d after a batch that ends at %d", b.NextOffset(), next)
+			}
+		}
+		wantRun(t, got, 0, 0, 20000)
 	})
 }
 

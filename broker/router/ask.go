@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,6 +142,24 @@ func (r *Router) ask(ctx context.Context, q Question, id metadata.BrokerID, at [
 		return nil, fmt.Errorf("broker %d answered %d of %d questions: %w", id, len(items), len(at), errBroke)
 	}
 	return items, nil
+}
+
+// AskBroker asks one other broker about itself, once, whether it is in service or
+// not. Its errors say why it gave no answer.
+func (r *Router) AskBroker(ctx context.Context, method string, id metadata.BrokerID, ask func(replicav1.ForwardServiceClient) error) error {
+	p, err := r.peer(id)
+	if err != nil {
+		return err
+	}
+	c, err := p.forward()
+	if err != nil {
+		return err
+	}
+	r.forwarded.WithLabelValues(method).Inc()
+	if err := ask(c); err != nil {
+		return cmp.Or(context.Cause(ctx), err)
+	}
+	return nil
 }
 
 // A Conversation is a stream to the broker that leads a partition.

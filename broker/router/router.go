@@ -113,7 +113,7 @@ func New(o Options) *Router {
 			Name: "forward_dropped_total", Help: "Writes with acks NONE that were given up, because no leader took them in time.",
 		}),
 	}
-	for _, method := range []string{"produce", "fetch", "list_offsets", "delete_records", "describe_partitions", "join", "group", "measure"} {
+	for _, method := range []string{"produce", "fetch", "list_offsets", "delete_records", "describe_partitions", "join", "group", "measure", "health"} {
 		r.forwarded.WithLabelValues(method) // shown from the start
 	}
 	return r

@@ -96,6 +96,10 @@ type findings struct {
 
 const findingsPerKind = 50
 
+func newFindings() *findings {
+	return &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
+}
+
 const (
 	info     = runnelv1.HealthSeverity_HEALTH_SEVERITY_INFO
 	warning  = runnelv1.HealthSeverity_HEALTH_SEVERITY_WARNING
@@ -103,10 +107,15 @@ const (
 )
 
 func (f *findings) add(severity runnelv1.HealthSeverity, kind, subject, format string, args ...any) {
+	f.put(&runnelv1.HealthFinding{Severity: severity, Kind: kind, Subject: subject, Message: fmt.Sprintf(format, args...)})
+}
+
+func (f *findings) put(h *runnelv1.HealthFinding) {
+	kind := h.GetKind()
 	f.count[kind]++
-	f.worst[kind] = max(f.worst[kind], severity)
+	f.worst[kind] = max(f.worst[kind], h.GetSeverity())
 	if f.count[kind] <= findingsPerKind {
-		f.list = append(f.list, &runnelv1.HealthFinding{Severity: severity, Kind: kind, Subject: subject, Message: fmt.Sprintf(format, args...)})
+		f.list = append(f.list, h)
 	}
 }
 
@@ -126,16 +135,15 @@ func (f *findings) answer() *runnelv1.CheckHealthResponse {
 
 // CheckHealth implements runnelv1.AdminServiceServer.
 func (s *AdminService) CheckHealth(ctx context.Context, _ *runnelv1.CheckHealthRequest) (*runnelv1.CheckHealthResponse, error) {
-	f := &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
+	f := newFindings()
 	img := s.deps.Store.Load()
 	s.checkControllers(ctx, f, img)
 	checkBrokers(f, img)
 	for _, t := range img.Topics() {
 		checkTopic(f, t)
 	}
-	s.checkReplicas(f)
-	s.checkDisk(f, img)
-	s.checkDescriptors(f, img)
+	s.checkSelf(f, img)
+	s.checkOthers(ctx, f, img)
 	return f.answer(), nil
 }
 
@@ -200,52 +208,3 @@ func checkTopic(f *findings, t *metadata.Topic) {
 		}
 	}
 }
-
-func (s *AdminService) checkReplicas(f *findings) {
-	lost := s.deps.Set.Lost()
-	for _, subject := range slices.Sorted(maps.Keys(lost)) {
-		f.add(critical, "lost_replica", subject, "this broker's copy can't be used: %s", lost[subject])
-	}
-	for _, p := range s.deps.Set.All() {
-		if why := p.Suspicion(); why != "" {
-			f.add(warning, "suspect_replica", p.String(), "this broker's copy may have lost records: %s", why)
-		}
-		if err := p.Damage(); err != nil {
-			f.add(critical, "corrupt_partition", p.String(), "%v", err)
-		}
-	}
-	for _, q := range s.deps.Root.Quarantined() {
-		f.add(warning, "quarantined_directory", q.Path, "nothing of this cluster uses it, and it is kept: %s", "remove it when you are sure that nobody needs it")
-	}
-}
-
-func (s *AdminService) checkDisk(f *findings, img *metadata.Image) {
-	subject := fmt.Sprintf("broker %d", img.Self)
-	if err := s.deps.Root.Failure().Err(); err != nil {
-		f.add(critical, "storage_failed", subject, "the disk failed and the broker is going down: %v", err)
-	}
-	switch d := s.deps.Root.Disk(); {
-	case d.Hard:
-		f.add(critical, "disk_full", subject, "%d of %d bytes are free, below the hard mark: nothing is appended; free space or lower the retention", d.Free, d.Total)
-	case d.Soft:
-		f.add(critical, "disk_nearly_full", subject, "%d of %d bytes are free, below the reserve of %d: writes of clients are refused; free space or lower the retention",
-			d.Free, d.Total, d.ReserveBytes)
-	}
-}
-
-func (s *AdminService) checkDescriptors(f *findings, img *metadata.Image) {
-	if s.deps.Descriptors == nil {
-		return
-	}
-	open, limit, ok := s.deps.Descriptors()
-	if ok && open > limit-limit/5 {
-		f.add(critical, "few_descriptors", fmt.Sprintf("broker %d", img.Self),
-			"%d of %d file descriptors are in use: raise the limit (ulimit -n), or close connections", open, limit)
-	} else if ok && limit < wantDescriptors {
-		f.add(info, "low_descriptor_limit", fmt.Sprintf("broker %d", img.Self),
-			"the process may open %d files: %d or more is right for production (ulimit -n)", limit, wantDescriptors)
-	}
-}
-
-// wantDescriptors is the limit below which a broker complains.
-const wantDescriptors = 65536

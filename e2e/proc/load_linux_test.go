@@ -7,7 +7,6 @@ import (
 	"io"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -235,27 +234,10 @@ func (l *load) read(ctx context.Context, reader int, seeds []string, toEnd bool)
 			l.h.Read(reader, rec.Partition, rec.Offset, rec.Value)
 			l.saw(reader, rec.Partition, rec.Offset+1)
 		}
-		if err := again(ctx, r, b.Err()); err != nil {
+		if err := b.Err(); err != nil {
 			return fmt.Errorf("reader %d: %w", reader, err)
 		}
 	}
-}
-
-// again has the broker look at damage that a reader met, as readers are told to.
-func again(ctx context.Context, r *client.Reader, err error) error {
-	bad, ok := errors.AsType[*client.PartitionError](err)
-	if !ok || !errors.Is(err, client.ErrCorruptData) {
-		return err
-	}
-	facts, ok := errors.AsType[*client.Error](err)
-	if !ok {
-		return err
-	}
-	at, aerr := strconv.ParseInt(facts.Metadata["offset"], 10, 64)
-	if aerr != nil {
-		return errors.Join(err, aerr)
-	}
-	return r.Seek(ctx, bad.Topic, bad.Partition, client.AtOffset(at))
 }
 
 func (l *load) saw(reader int, partition int32, next int64) {

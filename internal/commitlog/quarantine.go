@@ -1,6 +1,8 @@
 package commitlog
 
 import (
+	"errors"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -78,17 +80,22 @@ func (r *Root) Quarantine(known func(topic uuid.UUID) bool) []Quarantined {
 }
 
 // Quarantined returns what [Root.Quarantine] last listed, less what was opened
-// or removed since.
+// or removed since, also by others.
 func (r *Root) Quarantined() []Quarantined {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-
 	open := map[uuid.UUID]bool{}
 	for id := range r.logs {
 		open[id.Topic] = true
 	}
 	list := slices.Clone(r.quarantine)
-	return slices.DeleteFunc(list, func(q Quarantined) bool { return q.Topic != uuid.Nil && open[q.Topic] })
+	r.mu.Unlock()
+	return slices.DeleteFunc(list, func(q Quarantined) bool {
+		if q.Topic != uuid.Nil && open[q.Topic] {
+			return true
+		}
+		_, err := r.fs.Stat(q.Path)
+		return errors.Is(err, fs.ErrNotExist)
+	})
 }
 
 // bytesBelow adds up the sizes of a file, or of the files in a directory.

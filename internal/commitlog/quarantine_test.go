@@ -140,6 +140,11 @@ func TestRoot_Quarantine_listsStrangers(t *testing.T) {
 	if p := r.Partitions(); len(p) != 1 {
 		t.Errorf("partitions %+v", p)
 	}
+	// Whoever removes one, as health says, hears no more of it.
+	rootMust(t, m.RemoveAll(rootDir+"/photos"), m.Remove(rootDir+"/core.123"))
+	if q := r.Quarantined(); len(q) != 3 {
+		t.Errorf("still listed: %+v", q)
+	}
 }
 
 // One topic that cannot be listed is that topic's loss only.

@@ -1523,6 +1523,89 @@ func (x *PlaceMeasure) GetNowMs() int64 {
 	return 0
 }
 
+// Asks a broker about itself.
+type ForwardHealthRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardHealthRequest) Reset() {
+	*x = ForwardHealthRequest{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardHealthRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardHealthRequest) ProtoMessage() {}
+
+func (x *ForwardHealthRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardHealthRequest.ProtoReflect.Descriptor instead.
+func (*ForwardHealthRequest) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{20}
+}
+
+// The answer.
+type ForwardHealthResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of its disk, its copies and its process; nothing that all brokers know. The worst first.
+	Findings      []*v1.HealthFinding `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardHealthResponse) Reset() {
+	*x = ForwardHealthResponse{}
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardHealthResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardHealthResponse) ProtoMessage() {}
+
+func (x *ForwardHealthResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_runnel_replica_v1_forward_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardHealthResponse.ProtoReflect.Descriptor instead.
+func (*ForwardHealthResponse) Descriptor() ([]byte, []int) {
+	return file_runnel_replica_v1_forward_service_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ForwardHealthResponse) GetFindings() []*v1.HealthFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
 var File_runnel_replica_v1_forward_service_proto protoreflect.FileDescriptor
 
 const file_runnel_replica_v1_forward_service_proto_rawDesc = "" +
@@ -1632,7 +1715,10 @@ const file_runnel_replica_v1_forward_service_proto_rawDesc = "" +
 	"\vbytes_after\x18\x05 \x01(\x03R\n" +
 	"bytesAfter\x12\x15\n" +
 	"\x06now_ms\x18\x06 \x01(\x03R\x05nowMsB\x11\n" +
-	"\x0f_append_time_ms2\xff\x06\n" +
+	"\x0f_append_time_ms\"\x16\n" +
+	"\x14ForwardHealthRequest\"M\n" +
+	"\x15ForwardHealthResponse\x124\n" +
+	"\bfindings\x18\x01 \x03(\v2\x18.runnel.v1.HealthFindingR\bfindings2\xe3\a\n" +
 	"\x0eForwardService\x12i\n" +
 	"\x0eForwardProduce\x12(.runnel.replica.v1.ForwardProduceRequest\x1a).runnel.replica.v1.ForwardProduceResponse(\x010\x01\x12c\n" +
 	"\fForwardFetch\x12&.runnel.replica.v1.ForwardFetchRequest\x1a'.runnel.replica.v1.ForwardFetchResponse(\x010\x01\x12q\n" +
@@ -1641,7 +1727,8 @@ const file_runnel_replica_v1_forward_service_proto_rawDesc = "" +
 	"\x19ForwardDescribePartitions\x123.runnel.replica.v1.ForwardDescribePartitionsRequest\x1a4.runnel.replica.v1.ForwardDescribePartitionsResponse\x12`\n" +
 	"\vForwardJoin\x12%.runnel.replica.v1.ForwardJoinRequest\x1a&.runnel.replica.v1.ForwardJoinResponse(\x010\x01\x12_\n" +
 	"\fForwardGroup\x12&.runnel.replica.v1.ForwardGroupRequest\x1a'.runnel.replica.v1.ForwardGroupResponse\x12e\n" +
-	"\x0eForwardMeasure\x12(.runnel.replica.v1.ForwardMeasureRequest\x1a).runnel.replica.v1.ForwardMeasureResponseB<Z:github.com/runnelmq/runnel/api/runnel/replica/v1;replicav1b\x06proto3"
+	"\x0eForwardMeasure\x12(.runnel.replica.v1.ForwardMeasureRequest\x1a).runnel.replica.v1.ForwardMeasureResponse\x12b\n" +
+	"\rForwardHealth\x12'.runnel.replica.v1.ForwardHealthRequest\x1a(.runnel.replica.v1.ForwardHealthResponseB<Z:github.com/runnelmq/runnel/api/runnel/replica/v1;replicav1b\x06proto3"
 
 var (
 	file_runnel_replica_v1_forward_service_proto_rawDescOnce sync.Once
@@ -1655,7 +1742,7 @@ func file_runnel_replica_v1_forward_service_proto_rawDescGZIP() []byte {
 	return file_runnel_replica_v1_forward_service_proto_rawDescData
 }
 
-var file_runnel_replica_v1_forward_service_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_runnel_replica_v1_forward_service_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_runnel_replica_v1_forward_service_proto_goTypes = []any{
 	(*ForwardProduceRequest)(nil),             // 0: runnel.replica.v1.ForwardProduceRequest
 	(*ForwardProduceResponse)(nil),            // 1: runnel.replica.v1.ForwardProduceResponse
@@ -1677,84 +1764,90 @@ var file_runnel_replica_v1_forward_service_proto_goTypes = []any{
 	(*MeasurePlace)(nil),                      // 17: runnel.replica.v1.MeasurePlace
 	(*ForwardMeasureResponse)(nil),            // 18: runnel.replica.v1.ForwardMeasureResponse
 	(*PlaceMeasure)(nil),                      // 19: runnel.replica.v1.PlaceMeasure
-	(v1.Acks)(0),                              // 20: runnel.v1.Acks
-	(*durationpb.Duration)(nil),               // 21: google.protobuf.Duration
-	(*v1.RecordBatch)(nil),                    // 22: runnel.v1.RecordBatch
-	(*v1.ItemError)(nil),                      // 23: runnel.v1.ItemError
-	(*v1.FetchRequest)(nil),                   // 24: runnel.v1.FetchRequest
-	(*v1.FetchResponse)(nil),                  // 25: runnel.v1.FetchResponse
-	(*v1.ListOffsetsRequest)(nil),             // 26: runnel.v1.ListOffsetsRequest
-	(*v1.ListOffsetsResponse)(nil),            // 27: runnel.v1.ListOffsetsResponse
-	(*v1.DeleteRecordsRequest)(nil),           // 28: runnel.v1.DeleteRecordsRequest
-	(*v1.DeleteRecordsResponse)(nil),          // 29: runnel.v1.DeleteRecordsResponse
-	(*v1.PartitionDescription)(nil),           // 30: runnel.v1.PartitionDescription
-	(*v1.JoinRequest)(nil),                    // 31: runnel.v1.JoinRequest
-	(*v1.JoinResponse)(nil),                   // 32: runnel.v1.JoinResponse
-	(*v1.CommitRequest)(nil),                  // 33: runnel.v1.CommitRequest
-	(*v1.FetchOffsetsRequest)(nil),            // 34: runnel.v1.FetchOffsetsRequest
-	(*v1.DescribeGroupRequest)(nil),           // 35: runnel.v1.DescribeGroupRequest
-	(*v1.ListGroupsRequest)(nil),              // 36: runnel.v1.ListGroupsRequest
-	(*v1.DeleteGroupRequest)(nil),             // 37: runnel.v1.DeleteGroupRequest
-	(*v1.CommitResponse)(nil),                 // 38: runnel.v1.CommitResponse
-	(*v1.FetchOffsetsResponse)(nil),           // 39: runnel.v1.FetchOffsetsResponse
-	(*v1.DescribeGroupResponse)(nil),          // 40: runnel.v1.DescribeGroupResponse
-	(*v1.ListGroupsResponse)(nil),             // 41: runnel.v1.ListGroupsResponse
-	(*v1.ResetOffsetsResponse)(nil),           // 42: runnel.v1.ResetOffsetsResponse
-	(*v1.DeleteGroupResponse)(nil),            // 43: runnel.v1.DeleteGroupResponse
+	(*ForwardHealthRequest)(nil),              // 20: runnel.replica.v1.ForwardHealthRequest
+	(*ForwardHealthResponse)(nil),             // 21: runnel.replica.v1.ForwardHealthResponse
+	(v1.Acks)(0),                              // 22: runnel.v1.Acks
+	(*durationpb.Duration)(nil),               // 23: google.protobuf.Duration
+	(*v1.RecordBatch)(nil),                    // 24: runnel.v1.RecordBatch
+	(*v1.ItemError)(nil),                      // 25: runnel.v1.ItemError
+	(*v1.FetchRequest)(nil),                   // 26: runnel.v1.FetchRequest
+	(*v1.FetchResponse)(nil),                  // 27: runnel.v1.FetchResponse
+	(*v1.ListOffsetsRequest)(nil),             // 28: runnel.v1.ListOffsetsRequest
+	(*v1.ListOffsetsResponse)(nil),            // 29: runnel.v1.ListOffsetsResponse
+	(*v1.DeleteRecordsRequest)(nil),           // 30: runnel.v1.DeleteRecordsRequest
+	(*v1.DeleteRecordsResponse)(nil),          // 31: runnel.v1.DeleteRecordsResponse
+	(*v1.PartitionDescription)(nil),           // 32: runnel.v1.PartitionDescription
+	(*v1.JoinRequest)(nil),                    // 33: runnel.v1.JoinRequest
+	(*v1.JoinResponse)(nil),                   // 34: runnel.v1.JoinResponse
+	(*v1.CommitRequest)(nil),                  // 35: runnel.v1.CommitRequest
+	(*v1.FetchOffsetsRequest)(nil),            // 36: runnel.v1.FetchOffsetsRequest
+	(*v1.DescribeGroupRequest)(nil),           // 37: runnel.v1.DescribeGroupRequest
+	(*v1.ListGroupsRequest)(nil),              // 38: runnel.v1.ListGroupsRequest
+	(*v1.DeleteGroupRequest)(nil),             // 39: runnel.v1.DeleteGroupRequest
+	(*v1.CommitResponse)(nil),                 // 40: runnel.v1.CommitResponse
+	(*v1.FetchOffsetsResponse)(nil),           // 41: runnel.v1.FetchOffsetsResponse
+	(*v1.DescribeGroupResponse)(nil),          // 42: runnel.v1.DescribeGroupResponse
+	(*v1.ListGroupsResponse)(nil),             // 43: runnel.v1.ListGroupsResponse
+	(*v1.ResetOffsetsResponse)(nil),           // 44: runnel.v1.ResetOffsetsResponse
+	(*v1.DeleteGroupResponse)(nil),            // 45: runnel.v1.DeleteGroupResponse
+	(*v1.HealthFinding)(nil),                  // 46: runnel.v1.HealthFinding
 }
 var file_runnel_replica_v1_forward_service_proto_depIdxs = []int32{
-	20, // 0: runnel.replica.v1.ForwardProduceRequest.acks:type_name -> runnel.v1.Acks
-	21, // 1: runnel.replica.v1.ForwardProduceRequest.timeout:type_name -> google.protobuf.Duration
-	22, // 2: runnel.replica.v1.ForwardProduceRequest.batch:type_name -> runnel.v1.RecordBatch
-	23, // 3: runnel.replica.v1.ForwardProduceResponse.error:type_name -> runnel.v1.ItemError
-	24, // 4: runnel.replica.v1.ForwardFetchRequest.request:type_name -> runnel.v1.FetchRequest
-	25, // 5: runnel.replica.v1.ForwardFetchResponse.response:type_name -> runnel.v1.FetchResponse
-	26, // 6: runnel.replica.v1.ForwardListOffsetsRequest.request:type_name -> runnel.v1.ListOffsetsRequest
-	27, // 7: runnel.replica.v1.ForwardListOffsetsResponse.response:type_name -> runnel.v1.ListOffsetsResponse
-	28, // 8: runnel.replica.v1.ForwardDeleteRecordsRequest.request:type_name -> runnel.v1.DeleteRecordsRequest
-	29, // 9: runnel.replica.v1.ForwardDeleteRecordsResponse.response:type_name -> runnel.v1.DeleteRecordsResponse
-	30, // 10: runnel.replica.v1.ForwardDescribePartitionsResponse.partitions:type_name -> runnel.v1.PartitionDescription
-	31, // 11: runnel.replica.v1.ForwardJoinRequest.request:type_name -> runnel.v1.JoinRequest
-	32, // 12: runnel.replica.v1.ForwardJoinResponse.response:type_name -> runnel.v1.JoinResponse
-	33, // 13: runnel.replica.v1.ForwardGroupRequest.commit:type_name -> runnel.v1.CommitRequest
-	34, // 14: runnel.replica.v1.ForwardGroupRequest.fetch_offsets:type_name -> runnel.v1.FetchOffsetsRequest
-	35, // 15: runnel.replica.v1.ForwardGroupRequest.describe:type_name -> runnel.v1.DescribeGroupRequest
-	36, // 16: runnel.replica.v1.ForwardGroupRequest.list:type_name -> runnel.v1.ListGroupsRequest
+	22, // 0: runnel.replica.v1.ForwardProduceRequest.acks:type_name -> runnel.v1.Acks
+	23, // 1: runnel.replica.v1.ForwardProduceRequest.timeout:type_name -> google.protobuf.Duration
+	24, // 2: runnel.replica.v1.ForwardProduceRequest.batch:type_name -> runnel.v1.RecordBatch
+	25, // 3: runnel.replica.v1.ForwardProduceResponse.error:type_name -> runnel.v1.ItemError
+	26, // 4: runnel.replica.v1.ForwardFetchRequest.request:type_name -> runnel.v1.FetchRequest
+	27, // 5: runnel.replica.v1.ForwardFetchResponse.response:type_name -> runnel.v1.FetchResponse
+	28, // 6: runnel.replica.v1.ForwardListOffsetsRequest.request:type_name -> runnel.v1.ListOffsetsRequest
+	29, // 7: runnel.replica.v1.ForwardListOffsetsResponse.response:type_name -> runnel.v1.ListOffsetsResponse
+	30, // 8: runnel.replica.v1.ForwardDeleteRecordsRequest.request:type_name -> runnel.v1.DeleteRecordsRequest
+	31, // 9: runnel.replica.v1.ForwardDeleteRecordsResponse.response:type_name -> runnel.v1.DeleteRecordsResponse
+	32, // 10: runnel.replica.v1.ForwardDescribePartitionsResponse.partitions:type_name -> runnel.v1.PartitionDescription
+	33, // 11: runnel.replica.v1.ForwardJoinRequest.request:type_name -> runnel.v1.JoinRequest
+	34, // 12: runnel.replica.v1.ForwardJoinResponse.response:type_name -> runnel.v1.JoinResponse
+	35, // 13: runnel.replica.v1.ForwardGroupRequest.commit:type_name -> runnel.v1.CommitRequest
+	36, // 14: runnel.replica.v1.ForwardGroupRequest.fetch_offsets:type_name -> runnel.v1.FetchOffsetsRequest
+	37, // 15: runnel.replica.v1.ForwardGroupRequest.describe:type_name -> runnel.v1.DescribeGroupRequest
+	38, // 16: runnel.replica.v1.ForwardGroupRequest.list:type_name -> runnel.v1.ListGroupsRequest
 	14, // 17: runnel.replica.v1.ForwardGroupRequest.reset_offsets:type_name -> runnel.replica.v1.GroupReset
-	37, // 18: runnel.replica.v1.ForwardGroupRequest.delete:type_name -> runnel.v1.DeleteGroupRequest
-	23, // 19: runnel.replica.v1.ForwardGroupResponse.error:type_name -> runnel.v1.ItemError
-	38, // 20: runnel.replica.v1.ForwardGroupResponse.commit:type_name -> runnel.v1.CommitResponse
-	39, // 21: runnel.replica.v1.ForwardGroupResponse.fetch_offsets:type_name -> runnel.v1.FetchOffsetsResponse
-	40, // 22: runnel.replica.v1.ForwardGroupResponse.describe:type_name -> runnel.v1.DescribeGroupResponse
-	41, // 23: runnel.replica.v1.ForwardGroupResponse.list:type_name -> runnel.v1.ListGroupsResponse
-	42, // 24: runnel.replica.v1.ForwardGroupResponse.reset_offsets:type_name -> runnel.v1.ResetOffsetsResponse
-	43, // 25: runnel.replica.v1.ForwardGroupResponse.delete:type_name -> runnel.v1.DeleteGroupResponse
+	39, // 18: runnel.replica.v1.ForwardGroupRequest.delete:type_name -> runnel.v1.DeleteGroupRequest
+	25, // 19: runnel.replica.v1.ForwardGroupResponse.error:type_name -> runnel.v1.ItemError
+	40, // 20: runnel.replica.v1.ForwardGroupResponse.commit:type_name -> runnel.v1.CommitResponse
+	41, // 21: runnel.replica.v1.ForwardGroupResponse.fetch_offsets:type_name -> runnel.v1.FetchOffsetsResponse
+	42, // 22: runnel.replica.v1.ForwardGroupResponse.describe:type_name -> runnel.v1.DescribeGroupResponse
+	43, // 23: runnel.replica.v1.ForwardGroupResponse.list:type_name -> runnel.v1.ListGroupsResponse
+	44, // 24: runnel.replica.v1.ForwardGroupResponse.reset_offsets:type_name -> runnel.v1.ResetOffsetsResponse
+	45, // 25: runnel.replica.v1.ForwardGroupResponse.delete:type_name -> runnel.v1.DeleteGroupResponse
 	15, // 26: runnel.replica.v1.GroupReset.targets:type_name -> runnel.replica.v1.GroupResetTarget
-	21, // 27: runnel.replica.v1.GroupReset.timeout:type_name -> google.protobuf.Duration
+	23, // 27: runnel.replica.v1.GroupReset.timeout:type_name -> google.protobuf.Duration
 	17, // 28: runnel.replica.v1.ForwardMeasureRequest.places:type_name -> runnel.replica.v1.MeasurePlace
 	19, // 29: runnel.replica.v1.ForwardMeasureResponse.measures:type_name -> runnel.replica.v1.PlaceMeasure
-	23, // 30: runnel.replica.v1.PlaceMeasure.error:type_name -> runnel.v1.ItemError
-	0,  // 31: runnel.replica.v1.ForwardService.ForwardProduce:input_type -> runnel.replica.v1.ForwardProduceRequest
-	2,  // 32: runnel.replica.v1.ForwardService.ForwardFetch:input_type -> runnel.replica.v1.ForwardFetchRequest
-	4,  // 33: runnel.replica.v1.ForwardService.ForwardListOffsets:input_type -> runnel.replica.v1.ForwardListOffsetsRequest
-	6,  // 34: runnel.replica.v1.ForwardService.ForwardDeleteRecords:input_type -> runnel.replica.v1.ForwardDeleteRecordsRequest
-	8,  // 35: runnel.replica.v1.ForwardService.ForwardDescribePartitions:input_type -> runnel.replica.v1.ForwardDescribePartitionsRequest
-	10, // 36: runnel.replica.v1.ForwardService.ForwardJoin:input_type -> runnel.replica.v1.ForwardJoinRequest
-	12, // 37: runnel.replica.v1.ForwardService.ForwardGroup:input_type -> runnel.replica.v1.ForwardGroupRequest
-	16, // 38: runnel.replica.v1.ForwardService.ForwardMeasure:input_type -> runnel.replica.v1.ForwardMeasureRequest
-	1,  // 39: runnel.replica.v1.ForwardService.ForwardProduce:output_type -> runnel.replica.v1.ForwardProduceResponse
-	3,  // 40: runnel.replica.v1.ForwardService.ForwardFetch:output_type -> runnel.replica.v1.ForwardFetchResponse
-	5,  // 41: runnel.replica.v1.ForwardService.ForwardListOffsets:output_type -> runnel.replica.v1.ForwardListOffsetsResponse
-	7,  // 42: runnel.replica.v1.ForwardService.ForwardDeleteRecords:output_type -> runnel.replica.v1.ForwardDeleteRecordsResponse
-	9,  // 43: runnel.replica.v1.ForwardService.ForwardDescribePartitions:output_type -> runnel.replica.v1.ForwardDescribePartitionsResponse
-	11, // 44: runnel.replica.v1.ForwardService.ForwardJoin:output_type -> runnel.replica.v1.ForwardJoinResponse
-	13, // 45: runnel.replica.v1.ForwardService.ForwardGroup:output_type -> runnel.replica.v1.ForwardGroupResponse
-	18, // 46: runnel.replica.v1.ForwardService.ForwardMeasure:output_type -> runnel.replica.v1.ForwardMeasureResponse
-	39, // [39:47] is the sub-list for method output_type
-	31, // [31:39] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	25, // 30: runnel.replica.v1.PlaceMeasure.error:type_name -> runnel.v1.ItemError
+	46, // 31: runnel.replica.v1.ForwardHealthResponse.findings:type_name -> runnel.v1.HealthFinding
+	0,  // 32: runnel.replica.v1.ForwardService.ForwardProduce:input_type -> runnel.replica.v1.ForwardProduceRequest
+	2,  // 33: runnel.replica.v1.ForwardService.ForwardFetch:input_type -> runnel.replica.v1.ForwardFetchRequest
+	4,  // 34: runnel.replica.v1.ForwardService.ForwardListOffsets:input_type -> runnel.replica.v1.ForwardListOffsetsRequest
+	6,  // 35: runnel.replica.v1.ForwardService.ForwardDeleteRecords:input_type -> runnel.replica.v1.ForwardDeleteRecordsRequest
+	8,  // 36: runnel.replica.v1.ForwardService.ForwardDescribePartitions:input_type -> runnel.replica.v1.ForwardDescribePartitionsRequest
+	10, // 37: runnel.replica.v1.ForwardService.ForwardJoin:input_type -> runnel.replica.v1.ForwardJoinRequest
+	12, // 38: runnel.replica.v1.ForwardService.ForwardGroup:input_type -> runnel.replica.v1.ForwardGroupRequest
+	16, // 39: runnel.replica.v1.ForwardService.ForwardMeasure:input_type -> runnel.replica.v1.ForwardMeasureRequest
+	20, // 40: runnel.replica.v1.ForwardService.ForwardHealth:input_type -> runnel.replica.v1.ForwardHealthRequest
+	1,  // 41: runnel.replica.v1.ForwardService.ForwardProduce:output_type -> runnel.replica.v1.ForwardProduceResponse
+	3,  // 42: runnel.replica.v1.ForwardService.ForwardFetch:output_type -> runnel.replica.v1.ForwardFetchResponse
+	5,  // 43: runnel.replica.v1.ForwardService.ForwardListOffsets:output_type -> runnel.replica.v1.ForwardListOffsetsResponse
+	7,  // 44: runnel.replica.v1.ForwardService.ForwardDeleteRecords:output_type -> runnel.replica.v1.ForwardDeleteRecordsResponse
+	9,  // 45: runnel.replica.v1.ForwardService.ForwardDescribePartitions:output_type -> runnel.replica.v1.ForwardDescribePartitionsResponse
+	11, // 46: runnel.replica.v1.ForwardService.ForwardJoin:output_type -> runnel.replica.v1.ForwardJoinResponse
+	13, // 47: runnel.replica.v1.ForwardService.ForwardGroup:output_type -> runnel.replica.v1.ForwardGroupResponse
+	18, // 48: runnel.replica.v1.ForwardService.ForwardMeasure:output_type -> runnel.replica.v1.ForwardMeasureResponse
+	21, // 49: runnel.replica.v1.ForwardService.ForwardHealth:output_type -> runnel.replica.v1.ForwardHealthResponse
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_runnel_replica_v1_forward_service_proto_init() }
@@ -1787,7 +1880,7 @@ func file_runnel_replica_v1_forward_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runnel_replica_v1_forward_service_proto_rawDesc), len(file_runnel_replica_v1_forward_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

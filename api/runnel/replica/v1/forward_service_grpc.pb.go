@@ -29,6 +29,7 @@ const (
 	ForwardService_ForwardJoin_FullMethodName               = "/runnel.replica.v1.ForwardService/ForwardJoin"
 	ForwardService_ForwardGroup_FullMethodName              = "/runnel.replica.v1.ForwardService/ForwardGroup"
 	ForwardService_ForwardMeasure_FullMethodName            = "/runnel.replica.v1.ForwardService/ForwardMeasure"
+	ForwardService_ForwardHealth_FullMethodName             = "/runnel.replica.v1.ForwardService/ForwardHealth"
 )
 
 // ForwardServiceClient is the client API for ForwardService service.
@@ -53,6 +54,8 @@ type ForwardServiceClient interface {
 	ForwardGroup(ctx context.Context, in *ForwardGroupRequest, opts ...grpc.CallOption) (*ForwardGroupResponse, error)
 	// What leaders know of the places where groups are.
 	ForwardMeasure(ctx context.Context, in *ForwardMeasureRequest, opts ...grpc.CallOption) (*ForwardMeasureResponse, error)
+	// What the receiver finds wrong with itself.
+	ForwardHealth(ctx context.Context, in *ForwardHealthRequest, opts ...grpc.CallOption) (*ForwardHealthResponse, error)
 }
 
 type forwardServiceClient struct {
@@ -152,6 +155,16 @@ func (c *forwardServiceClient) ForwardMeasure(ctx context.Context, in *ForwardMe
 	return out, nil
 }
 
+func (c *forwardServiceClient) ForwardHealth(ctx context.Context, in *ForwardHealthRequest, opts ...grpc.CallOption) (*ForwardHealthResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForwardHealthResponse)
+	err := c.cc.Invoke(ctx, ForwardService_ForwardHealth_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ForwardServiceServer is the server API for ForwardService service.
 // All implementations must embed UnimplementedForwardServiceServer
 // for forward compatibility.
@@ -174,6 +187,8 @@ type ForwardServiceServer interface {
 	ForwardGroup(context.Context, *ForwardGroupRequest) (*ForwardGroupResponse, error)
 	// What leaders know of the places where groups are.
 	ForwardMeasure(context.Context, *ForwardMeasureRequest) (*ForwardMeasureResponse, error)
+	// What the receiver finds wrong with itself.
+	ForwardHealth(context.Context, *ForwardHealthRequest) (*ForwardHealthResponse, error)
 	mustEmbedUnimplementedForwardServiceServer()
 }
 
@@ -207,6 +222,9 @@ func (UnimplementedForwardServiceServer) ForwardGroup(context.Context, *ForwardG
 }
 func (UnimplementedForwardServiceServer) ForwardMeasure(context.Context, *ForwardMeasureRequest) (*ForwardMeasureResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForwardMeasure not implemented")
+}
+func (UnimplementedForwardServiceServer) ForwardHealth(context.Context, *ForwardHealthRequest) (*ForwardHealthResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForwardHealth not implemented")
 }
 func (UnimplementedForwardServiceServer) mustEmbedUnimplementedForwardServiceServer() {}
 func (UnimplementedForwardServiceServer) testEmbeddedByValue()                        {}
@@ -340,6 +358,24 @@ func _ForwardService_ForwardMeasure_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ForwardService_ForwardHealth_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForwardHealthRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ForwardServiceServer).ForwardHealth(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ForwardService_ForwardHealth_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ForwardServiceServer).ForwardHealth(ctx, req.(*ForwardHealthRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ForwardService_ServiceDesc is the grpc.ServiceDesc for ForwardService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -366,6 +402,10 @@ var ForwardService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForwardMeasure",
 			Handler:    _ForwardService_ForwardMeasure_Handler,
+		},
+		{
+			MethodName: "ForwardHealth",
+			Handler:    _ForwardService_ForwardHealth_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,60 @@
+package rpc
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+)
+
+// What only another broker knows is told by whoever is asked.
+func TestForward_health(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, 3, nil, LogOptions{})
+		w.topic("t", 2)
+		w.brokers[2].text("t", 0, "v")
+		ask := func() (told []string, took time.Duration) {
+			start, f, one := time.Now(), newFindings(), w.brokers[1]
+			one.admin.checkOthers(t.Context(), f, one.store.Load())
+			for _, h := range f.answer().GetFindings() {
+				told = append(told, h.GetKind()+": "+h.GetSubject()+": "+h.GetMessage())
+			}
+			return told, time.Since(start)
+		}
+		if got, _ := ask(); len(got) != 0 {
+			t.Errorf("all is well: %q", got)
+		}
+		bad := errors.New("bad")
+		if err := w.brokers[2].part("t", 0).Damaged(0, 1, "corrupt payload", bad); !errors.Is(err, bad) {
+			t.Fatal(err)
+		}
+		damaged := func(s string) bool { return strings.HasPrefix(s, "corrupt_partition: t/0: the copy of broker 2: ") }
+		if got, _ := ask(); len(got) != 1 || !damaged(got[0]) {
+			t.Errorf("broker 2 has damage: %q", got)
+		}
+		// One that hangs holds up the others' answers for a moment, and is told of
+		// unless it is out of service, as every broker knows.
+		w.mu.Lock()
+		delete(w.listeners, internalAddress(3))
+		w.mu.Unlock()
+		w.cut(3)
+		got, took := ask()
+		slices.Sort(got)
+		if len(got) != 2 || !strings.HasPrefix(got[0], "broker_unasked: broker 3: ") || !damaged(got[1]) || took > healthWait {
+			t.Errorf("after %s, broker 3 is away: %q", took, got)
+		}
+		w.publish([]*controllerv1.MetadataObject{w.registration(3, controllerv1.BrokerPhase_BROKER_PHASE_FENCED)}, 1)
+		if got, _ := ask(); len(got) != 1 || !damaged(got[0]) {
+			t.Errorf("broker 3 is fenced: %q", got)
+		}
+		// One that is out of service, and there, tells why.
+		w.publish([]*controllerv1.MetadataObject{w.registration(2, controllerv1.BrokerPhase_BROKER_PHASE_FENCED)}, 1)
+		if got, _ := ask(); len(got) != 1 || !damaged(got[0]) {
+			t.Errorf("broker 2 is fenced: %q", got)
+		}
+	})
+}
