@@ -8,6 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
@@ -55,10 +58,21 @@ func (s *AdminService) checkOthers(ctx context.Context, f *findings, img *metada
 			f.put(h)
 		}
 		if failed[i] != nil && b.Phase != metadata.BrokerFenced {
-			f.add(warning, "broker_unasked", fmt.Sprintf("broker %d", b.ID),
-				"what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %v", img.Self, failed[i])
+			f.unasked(b.ID, img.Self, failed[i])
 		}
 	}
+}
+
+// unasked adds that a broker did not tell by what is wrong with it. One of an
+// earlier version can't: that is nothing wrong, or no upgrade would look sound
+// before its end.
+func (f *findings) unasked(id, by metadata.BrokerID, err error) {
+	subject := fmt.Sprintf("broker %d", id)
+	if status.Code(err) == codes.Unimplemented {
+		f.add(info, "broker_unasked", subject, "its version is too old to tell other brokers of its disk and its copies: ask it itself")
+		return
+	}
+	f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %v", by, err)
 }
 
 // ForwardHealth implements replicav1.ForwardServiceServer.

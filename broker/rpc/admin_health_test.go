@@ -1,12 +1,16 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 )
@@ -57,4 +61,19 @@ func TestForward_health(t *testing.T) {
 			t.Errorf("broker 2 is fenced: %q", got)
 		}
 	})
+}
+
+// While brokers are upgraded one by one, those that can't be asked yet do no harm.
+func TestForward_healthOfOldVersions(t *testing.T) {
+	for err, healthy := range map[error]bool{
+		status.Error(codes.Unimplemented, "unknown method ForwardHealth"): true,
+		status.Error(codes.Unavailable, "gone"):                           false,
+		context.DeadlineExceeded:                                          false,
+	} {
+		f := newFindings()
+		f.unasked(2, 1, err)
+		if got := f.answer(); got.GetHealthy() != healthy || len(got.GetFindings()) != 1 {
+			t.Errorf("%v: %v, want healthy %v", err, got, healthy)
+		}
+	}
 }
