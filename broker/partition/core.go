@@ -52,6 +52,9 @@ type core struct {
 	followers map[metadata.BrokerID]*follower
 	lag       lagClock
 	moving    bool // being handed over: nothing is appended
+	// sound: this leader has read its own log through in this epoch, and all of it
+	// is good. Invariant: false while it does not lead.
+	sound bool
 
 	// Who is registered as the broker id: its epoch, and whether it may join an
 	// ISR. Nil: nobody is known.
@@ -88,7 +91,7 @@ func (c *core) lead(p *metadata.Partition, session uint64, own progress, now tim
 	c.role, c.epoch = leading, p.LeaderEpoch
 	c.leso, c.own = own.written, own
 	c.followers = map[metadata.BrokerID]*follower{}
-	c.proposals, c.retryAt, c.moving = nil, time.Time{}, false
+	c.proposals, c.retryAt, c.moving, c.sound = nil, time.Time{}, false, false
 	c.follow = follow{}
 	c.hw = min(max(c.hw, c.logStart), own.written)
 	c.lag.begin(c.hw, own.written, now)
@@ -127,7 +130,7 @@ func (c *core) stand(r role, p *metadata.Partition, session uint64) bool {
 		return false
 	}
 	c.role, c.epoch = r, p.LeaderEpoch
-	c.proposals, c.followers, c.moving = nil, nil, false
+	c.proposals, c.followers, c.moving, c.sound = nil, nil, false, false
 	c.lag = lagClock{max: c.lag.max}
 	c.follow = follow{leader: p.Leader, lossy: p.LossyEpochs}
 	c.take(p, session)

@@ -97,6 +97,10 @@ func (c *core) subscribe(s FollowerSubscribe, log history, now time.Time) (Subsc
 		// It may be elected for what it has, or is about to be.
 		return refused("broker %d may not begin anew, it is counted on", s.Follower)
 	}
+	if s.NextOffset == NoOffset && !c.sound {
+		// What is damaged here may be whole there.
+		return refused("broker %d may not begin anew while this leader has not found all of its own copy good", s.Follower)
+	}
 	a := judge(s, log)
 	f := &follower{subscription: s.Subscription, brokerEpoch: s.BrokerEpoch, accepted: now, sent: s.NextOffset, credit: true, chargedTo: now}
 	c.followers[s.Follower] = f

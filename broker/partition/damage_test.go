@@ -2,6 +2,7 @@ package partition
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -42,6 +44,89 @@ func (n *trioNode) spoil(t *testing.T) {
 	}
 }
 
+// flip damages the payload of a stored batch. Nobody notices.
+func (n *trioNode) flip(t *testing.T, batch int) {
+	t.Helper()
+	stored, at := n.bytes(t), 0
+	for {
+		frame, verdict := record.ParseFrame(stored[at:], int64(len(stored)-at), record.MaxFrameSize)
+		if verdict != record.OK {
+			t.Fatal(verdict)
+		}
+		if batch--; batch < 0 {
+			at += frame.PayloadStart
+			break
+		}
+		at += frame.Size
+	}
+	for _, e := range dirOf(t, n) {
+		if !strings.HasSuffix(e.Name, ".log") {
+			continue
+		}
+		f, err := n.mem.Open(n.p.log.Dir() + "/" + e.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt([]byte{stored[at] ^ 1}, int64(at)); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// waits has a damaged follower ask to begin anew, which its leader refuses until
+// it has read its own log through, and gives it time to do so.
+func (r *trio) waits(f *trioNode) {
+	r.t.Helper()
+	end := f.p.log.End()
+	if kinds, err := r.follow(f); !errors.Is(err, ErrNotSubscribed) || !slices.Equal(kinds, []AnswerKind{Refused}) {
+		r.t.Errorf("broker %d asks to begin anew: %v, %v", f.id, kinds, err)
+	}
+	if f.p.log.End() != end || f.p.Damage() == nil {
+		r.t.Errorf("broker %d has thrown its log away: it ends at %d, and had %d", f.id, f.p.log.End(), end)
+	}
+	time.Sleep(100 * time.Millisecond)
+	synctest.Wait()
+}
+
+// Each copy is damaged, at a place of its own, and two have each record: none is
+// thrown away for one that may lack what it has.
+func TestDamage_ofAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.append(1, 4)
+		r.pull(2, 3)
+		r.pull(2, 3)
+		for id := range int32(3) {
+			r.nodes[metadata.BrokerID(id+1)].flip(t, int(id)+1)
+		}
+		_ = r.nodes[1].p.Damaged(1, 2, "a reader found it", ErrLogCorrupt)
+		r.part.Isr = []int32{2, 3}
+		r.lead(2)
+		r.waits(r.nodes[1])
+		if d := r.nodes[2].p.log.Damage(); len(d) != 1 || d[0].From != 2 || d[0].To != 3 {
+			t.Errorf("the second one found %v", d)
+		}
+		r.waits(r.nodes[1])
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if a := r.nodes[2].session.asks(); len(a) == 0 || !a[0].Suspect {
+			t.Errorf("the second one asks for another leader: %+v", a)
+		}
+		r.part.Isr = []int32{3}
+		r.lead(3)
+		for range 2 {
+			r.waits(r.nodes[1])
+			r.waits(r.nodes[2])
+		}
+		if d := r.nodes[3].p.log.Damage(); len(d) != 1 || d[0].From != 3 {
+			t.Errorf("the third one found %v", d)
+		}
+	})
+}
+
 // A damaged leader wants to be none; a damaged follower withdraws when others
 // are enough, and begins anew when nobody counts on it.
 func TestDamage(t *testing.T) {
@@ -65,6 +150,7 @@ func TestDamage(t *testing.T) {
 		if r.settle(1) != 1 || len(r.part.GetIsr()) != 2 {
 			t.Fatalf("isr %v", r.part.GetIsr())
 		}
+		r.waits(bad)
 		r.pull(3)
 		r.settle(1)
 		if len(r.part.GetIsr()) != 3 || bad.p.Damage() != nil {
@@ -216,6 +302,7 @@ func TestDamage_unreadable(t *testing.T) {
 		r.append(2, 2)
 		r.pull(3)
 		bad.fault.Clear()
+		r.waits(bad)
 		r.pull(1, 3)
 		if bad.p.Damage() != nil || bad.gauge(t, "damaged_replicas") != 0 {
 			t.Errorf("after it began anew: %v", bad.p.Damage())

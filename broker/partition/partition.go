@@ -53,6 +53,7 @@ type host struct {
 	disk      func() commitlog.DiskState
 	confirmed func() bool
 	flush     func(*Partition) // asks a flusher to make p durable, soon
+	prove     func(*Partition) // asks for p's log to be read through, soon
 	control   Control
 	number    func() uint64 // of the next proposal
 	lagMax    time.Duration
@@ -106,6 +107,7 @@ type Partition struct {
 	refusal error
 	askedAt time.Time // for another leader
 	hurt    hurt      // when damage was met
+	proving bool      // the log is about to be read through, or is
 
 	subs    map[metadata.BrokerID]*subscription // of followers, while leading
 	ackNote *notifier                           // of the subscription at the leader, while following

@@ -26,6 +26,9 @@ func (p *Partition) Subscribe(s FollowerSubscribe, link *Link, notify func()) (S
 	if err != nil {
 		return SubscribeAnswer{}, fmt.Errorf("%s: %w", p, err)
 	}
+	if a.Kind == Refused && s.NextOffset == NoOffset {
+		p.proveLocked()
+	}
 	if a.Kind != Refused {
 		delete(p.subs, s.Follower)
 	}

@@ -66,7 +66,8 @@ type Set struct {
 	cfg   Config
 	deps  Deps
 	host  host
-	queue *flushQueue
+	queue *workQueue // to be made durable
+	proof *workQueue // to be read through
 	clean *cleaner
 	inbox inbox
 	watch followWatch
@@ -107,12 +108,16 @@ func NewSet(cfg Config, deps Deps) *Set {
 		cfg.ReplicaLagMax = 10 * time.Second
 	}
 	s := &Set{
-		cfg: cfg, deps: deps, queue: newFlushQueue(cfg.Flushers), inbox: inbox{wake: make(chan struct{}, 1)},
+		cfg: cfg, deps: deps, inbox: inbox{wake: make(chan struct{}, 1)},
 		parts: map[key]*Partition{}, lost: map[key]string{}, pending: map[key]bool{}, undone: undone{topics: map[uuid.UUID]int{}}, changed: make(chan struct{}),
 	}
+	// While one sync runs the partition takes further appends; they share the
+	// next one.
+	s.queue = newWorkQueue(cfg.Flushers, func(_ context.Context, p *Partition) { p.flushOnce() })
+	s.proof = newWorkQueue(1, func(ctx context.Context, p *Partition) { p.prove(ctx) })
 	s.host = host{
 		self: deps.Store.Load().Self, store: deps.Store, disk: deps.Root.Disk, confirmed: deps.Session.Confirmed,
-		flush: s.queue.push, control: deps.Session, number: func() uint64 { return s.proposals.Add(1) },
+		flush: s.queue.push, prove: s.proof.push, control: deps.Session, number: func() uint64 { return s.proposals.Add(1) },
 		lagMax: cfg.ReplicaLagMax, metrics: newCounters(deps.Metrics), log: deps.Log,
 	}
 	s.clean = newCleaner(cfg.Cleaner, s)
@@ -193,6 +198,10 @@ func (s *Set) Run(ctx context.Context) error {
 			return nil
 		})
 	}
+	g.Go(func() error {
+		s.proof.work(ctx)
+		return nil
+	})
 	for range s.clean.cfg.Threads {
 		g.Go(func() error {
 			s.clean.work(ctx)
