@@ -387,6 +387,9 @@ func (r *Reader) takeLocked() (*Batch, error) {
 		if b.bad != nil && b.tag == b.a.tag.Load() {
 			// Nothing after damage is handed out as if nothing were missing.
 			r.moveLocked(b.a, max(b.pos.Load(), b.from))
+			if b.again && b.rec.Topic != "" && b.rec.Offset+1 == b.a.next {
+				b.a.epoch = b.rec.LeaderEpoch // another leader may say that this is not there
+			}
 			b.a.ended = b.a.ended || !b.again
 			poke(r.wake)
 		}

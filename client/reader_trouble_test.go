@@ -255,6 +255,36 @@ func TestReader_damageHeals(t *testing.T) {
 	})
 }
 
+// What is asked for again because it was damaged may be asked of a leader that lacks
+// what was read before it: that is told, and not passed over.
+func TestReader_damageThenCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 1})
+		f.fill(t, "t", 0, 20000, 1000, record.CompressionNone)
+		frames := f.topics["t"].parts[0].frames
+		bad := bytes.Clone(frames[3])
+		bad[bytes.LastIndex(bad, []byte("value "))] ^= 1
+		f.locked(func() { frames[3] = bad })
+		r := newReader(t, f.client(t))
+		assign(t, r, client.Assignment{Topic: "t", AtEnd: true})
+		synctest.Wait() // all is fetched
+		f.locked(func() { f.cut = 60 })
+		read := int64(0)
+		for {
+			b, err := r.Poll(t.Context())
+			if err != nil {
+				if !errors.Is(err, client.ErrLogTruncated) {
+					t.Errorf("after %d records: %v", read, err)
+				}
+				return
+			}
+			for range b.All() {
+				read++
+			}
+		}
+	})
+}
+
 // Answers from before a seek are told from those after.
 func TestReader_seeksWhileMuchIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
