@@ -52,9 +52,10 @@ type core struct {
 	followers map[metadata.BrokerID]*follower
 	lag       lagClock
 	moving    bool // being handed over: nothing is appended
-	// sound: this leader has read its own log through in this epoch, and all of it
-	// is good. Invariant: false while it does not lead.
-	sound bool
+	// sound is when this leader had read its own log through in this epoch, and all
+	// of it was good; zero: it has not, or has met damage since. Invariant: zero
+	// while it does not lead.
+	sound time.Time
 
 	// Who is registered as the broker id: its epoch, and whether it may join an
 	// ISR. Nil: nobody is known.
@@ -91,7 +92,7 @@ func (c *core) lead(p *metadata.Partition, session uint64, own progress, now tim
 	c.role, c.epoch = leading, p.LeaderEpoch
 	c.leso, c.own = own.written, own
 	c.followers = map[metadata.BrokerID]*follower{}
-	c.proposals, c.retryAt, c.moving, c.sound = nil, time.Time{}, false, false
+	c.proposals, c.retryAt, c.moving, c.sound = nil, time.Time{}, false, time.Time{}
 	c.follow = follow{}
 	c.hw = min(max(c.hw, c.logStart), own.written)
 	c.lag.begin(c.hw, own.written, now)
@@ -130,7 +131,7 @@ func (c *core) stand(r role, p *metadata.Partition, session uint64) bool {
 		return false
 	}
 	c.role, c.epoch = r, p.LeaderEpoch
-	c.proposals, c.followers, c.moving, c.sound = nil, nil, false, false
+	c.proposals, c.followers, c.moving, c.sound = nil, nil, false, time.Time{}
 	c.lag = lagClock{max: c.lag.max}
 	c.follow = follow{leader: p.Leader, lossy: p.LossyEpochs}
 	c.take(p, session)

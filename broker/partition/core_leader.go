@@ -97,7 +97,7 @@ func (c *core) subscribe(s FollowerSubscribe, log history, now time.Time) (Subsc
 		// It may be elected for what it has, or is about to be.
 		return refused("broker %d may not begin anew, it is counted on", s.Follower)
 	}
-	if s.NextOffset == NoOffset && !c.sound {
+	if s.NextOffset == NoOffset && !c.proven(now) {
 		// What is damaged here may be whole there.
 		return refused("broker %d may not begin anew while this leader has not found all of its own copy good", s.Follower)
 	}
@@ -111,6 +111,9 @@ func (c *core) subscribe(s FollowerSubscribe, log history, now time.Time) (Subsc
 	}
 	return a, nil
 }
+
+// proven says whether all of this leader's log was found good of late.
+func (c *core) proven(now time.Time) bool { return !c.sound.IsZero() && now.Sub(c.sound) < soundFor }
 
 // mayBeCounted says whether a follower may be what the controller elects from.
 func (c *core) mayBeCounted(id metadata.BrokerID) bool {

@@ -311,3 +311,82 @@ func TestDamage_unreadable(t *testing.T) {
 		r.wantEqual()
 	})
 }
+
+// damagedThird is a trio of which the third one is damaged, out of sync, and has
+// been told to wait until its leader has read its own log through.
+func damagedThird(t *testing.T) *trio {
+	t.Helper()
+	r := newTrio(t, nil)
+	r.append(1, 4)
+	r.pull(2, 3)
+	r.pull(2, 3)
+	r.part.Isr = []int32{1, 2}
+	r.part.PartitionEpoch++
+	r.tell()
+	bad := r.nodes[3]
+	bad.spoil(t)
+	bad.p.FollowerStop(bad.sub)
+	r.nodes[1].p.FollowerGone(3, bad.sub)
+	r.waits(bad)
+	return r
+}
+
+// A leader that has found its log good meets damage after all: what is damaged at
+// a follower is not thrown away for it.
+func TestDamage_ofTheLeaderAfterItWasFoundGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := damagedThird(t)
+		r.nodes[1].flip(t, 2)
+		_ = r.nodes[1].p.Damaged(2, 3, "a reader found it", ErrLogCorrupt)
+		for range 2 {
+			r.waits(r.nodes[3])
+		}
+	})
+}
+
+// That a log was good once says little later: it is read again.
+func TestDamage_ofTheLeaderLongAfterItWasFoundGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := damagedThird(t)
+		r.nodes[1].flip(t, 2)
+		time.Sleep(soundFor)
+		for range 2 {
+			r.waits(r.nodes[3])
+		}
+		if d := r.nodes[1].p.log.Damage(); len(d) != 1 || d[0].From != 2 {
+			t.Errorf("the leader found %v", d)
+		}
+	})
+}
+
+// A leader that is replaced, or whose topic is deleted, reads no further.
+func TestDamage_proofEndsWithTheLeadership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTrio(t, nil)
+		r.append(1, 4)
+		r.pull(2, 3)
+		r.pull(2, 3)
+		p := r.nodes[1].p
+		epoch := p.State().Epoch
+		// Retention has moved the log's start, and the partition has not heard yet.
+		if err := p.log.DeleteBefore(2); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.readThrough(t.Context(), epoch, 4); err != nil {
+			t.Errorf("while it leads: %v", err)
+		}
+		r.lead(1)
+		if err := p.readThrough(t.Context(), epoch, 4); !errors.Is(err, errReplaced) {
+			t.Errorf("in a later epoch: %v", err)
+		}
+		r.lead(2)
+		if err := p.readThrough(t.Context(), epoch, 4); !errors.Is(err, errReplaced) {
+			t.Errorf("while another leads: %v", err)
+		}
+		r.lead(1)
+		p.stop(ErrDeleted)
+		if err := p.readThrough(t.Context(), p.State().Epoch, 4); !errors.Is(err, errReplaced) {
+			t.Errorf("out of service: %v", err)
+		}
+	})
+}

@@ -15,10 +15,17 @@ import (
 // good.
 const proofChunk = 1 << 20
 
-// proveLocked has the log of a leader read through, once in its epoch, for a
-// follower that would throw its own damaged copy away.
+// soundFor is for how long a log counts as good that was read through: disks lose
+// what they had, and a leader may lead for months.
+const soundFor = 10 * time.Minute
+
+// errReplaced ends the reading of a log by a leader that is none any more.
+var errReplaced = errors.New("it does not lead in that epoch any more")
+
+// proveLocked has the log of a leader read through for a follower that would throw
+// its own damaged copy away.
 func (p *Partition) proveLocked() {
-	if p.core.role != leading || p.core.sound || p.proving || p.damagedHere() {
+	if p.core.role != leading || p.core.proven(time.Now()) || p.proving || p.damagedHere() {
 		return
 	}
 	p.proving = true
@@ -31,28 +38,37 @@ func (p *Partition) prove(ctx context.Context) {
 	epoch, end := p.core.epoch, p.core.own.written
 	p.mu.Unlock()
 	start := time.Now()
-	err := p.readThrough(ctx, end)
+	err := p.readThrough(ctx, epoch, end)
+	if err == nil {
+		err = p.Damage() // that somebody else has met
+	}
 	p.mu.Lock()
 	p.proving = false
-	if err == nil && p.core.role == leading && p.core.epoch == epoch && !p.damagedHere() {
-		p.core.sound = true
+	if err == nil && p.core.role == leading && p.core.epoch == epoch {
+		p.core.sound = time.Now()
 	}
 	p.mu.Unlock()
 	log := p.host.log.With().Str("topic", p.Topic().Name).Int32("partition", p.number).Dur("took", time.Since(start)).Logger()
 	switch {
-	case ctx.Err() != nil:
-	case err != nil:
+	case ctx.Err() != nil, errors.Is(err, errReplaced):
+	case errors.Is(err, ErrLogCorrupt):
 		log.Error().Err(err).Msg("a follower's copy is damaged, and so is the leader's: neither is thrown away")
+	case err != nil:
+		log.Warn().Err(err).Msg("a leader could not read its log through, for a follower whose copy is damaged: it begins again when it is asked again")
 	default:
 		log.Info().Msg("all records of a leader were read, and are good: a follower's damaged copy may begin anew from them")
 	}
 }
 
 // readThrough reads and verifies every record up to end, resting as long as it
-// works. What is damaged is noted in the log.
-func (p *Partition) readThrough(ctx context.Context, end record.Offset) error {
+// works. What is damaged is noted in the log. It ends with errReplaced when the
+// epoch, or the partition, does: a log may take hours, and others wait.
+func (p *Partition) readThrough(ctx context.Context, epoch record.Epoch, end record.Offset) error {
 	buf := make([]byte, proofChunk)
-	for at := p.State().LogStart; at < end; {
+	for at := p.log.Start(); at < end; {
+		if st := p.State(); st.Err != nil || st.Epoch != epoch {
+			return errReplaced
+		}
 		begun := time.Now()
 		n, err := p.log.Read(buf, at, end)
 		short, isShort := errors.AsType[*commitlog.ShortBufferError](err)
@@ -60,11 +76,8 @@ func (p *Partition) readThrough(ctx context.Context, end record.Offset) error {
 		case isShort:
 			buf = make([]byte, short.Need)
 			continue
-		case errors.Is(err, commitlog.ErrOutOfRange):
-			if at >= p.State().LogStart {
-				return p.readFailed(at, err)
-			}
-			at = p.State().LogStart // retention went on meanwhile
+		case errors.Is(err, commitlog.ErrOutOfRange) && at < p.log.Start():
+			at = p.log.Start() // retention went on meanwhile
 			continue
 		case err != nil:
 			return p.readFailed(at, err)

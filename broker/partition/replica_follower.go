@@ -71,7 +71,12 @@ func (p *Partition) fit() (anew, ok bool) {
 			return false, false
 		}
 		if heal {
-			p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Msg("a damaged replica asks its leader to begin anew")
+			p.mu.Lock()
+			again := p.core.follow.anew // the leader may take hours to say yes
+			p.mu.Unlock()
+			if !again {
+				p.host.log.Warn().Str("topic", p.Topic().Name).Int32("partition", p.number).Msg("a damaged replica asks its leader to begin anew")
+			}
 			return true, true
 		}
 	}

@@ -22,6 +22,9 @@ func (p *Partition) Subscribe(s FollowerSubscribe, link *Link, notify func()) (S
 	if p.stopped != nil {
 		return SubscribeAnswer{}, p.stopped
 	}
+	if s.NextOffset == NoOffset && p.damagedHere() {
+		p.core.sound = time.Time{} // met since
+	}
 	a, err := p.core.subscribe(s, p.log, time.Now())
 	if err != nil {
 		return SubscribeAnswer{}, fmt.Errorf("%s: %w", p, err)
