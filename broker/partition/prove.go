@@ -40,7 +40,9 @@ func (p *Partition) prove(ctx context.Context) {
 	p.mu.Unlock()
 	log := p.host.log.With().Str("topic", p.Topic().Name).Int32("partition", p.number).Dur("took", time.Since(start)).Logger()
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, ErrDeleted):
+	case err != nil && !errors.Is(err, ErrLogCorrupt):
+		log.Warn().Err(err).Msg("a log could not be read through for a follower whose copy is damaged: it is tried again")
 	case err != nil:
 		log.Error().Err(err).Msg("a follower's copy is damaged, and so is the leader's: neither is thrown away")
 	default:
