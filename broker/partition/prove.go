@@ -50,11 +50,11 @@ func (p *Partition) prove(ctx context.Context) {
 	p.mu.Unlock()
 	log := p.host.log.With().Str("topic", p.Topic().Name).Int32("partition", p.number).Dur("took", time.Since(start)).Logger()
 	switch {
-	case ctx.Err() != nil, errors.Is(err, errReplaced):
+	case ctx.Err() != nil, errors.Is(err, errReplaced), errors.Is(err, ErrDeleted):
 	case errors.Is(err, ErrLogCorrupt):
 		log.Error().Err(err).Msg("a follower's copy is damaged, and so is the leader's: neither is thrown away")
 	case err != nil:
-		log.Warn().Err(err).Msg("a leader could not read its log through, for a follower whose copy is damaged: it begins again when it is asked again")
+		log.Warn().Err(err).Msg("a log could not be read through for a follower whose copy is damaged: it is tried again")
 	default:
 		log.Info().Msg("all records of a leader were read, and are good: a follower's damaged copy may begin anew from them")
 	}
