@@ -49,7 +49,7 @@ func replicationMutations() []mutation {
 			{coreFile, "if c.role == r && c.epoch == p.LeaderEpoch && c.follow", "if c.role == r && (c.epoch == p.LeaderEpoch || r == following) && c.follow"},
 		}},
 		{"3-acks-outlive-their-epoch", "TestStoryAcksEndWithTheirEpoch", []edit{
-			{coreFile, "	c.proposals, c.followers, c.moving, c.sound = nil, nil, false, false\n", "	c.proposals, c.moving, c.sound = nil, false, false\n"},
+			{coreFile, "	c.proposals, c.followers, c.moving, c.sound = nil, nil, false, time.Time{}\n", "	c.proposals, c.moving, c.sound = nil, false, time.Time{}\n"},
 			{
 				coreFile, "	c.followers = map[metadata.BrokerID]*follower{}\n",
 				"	if c.followers == nil {\n		c.followers = map[metadata.BrokerID]*follower{}\n	}\n",
