@@ -173,7 +173,10 @@ func (c *cluster) begin(l *load, rng *rand.Rand) bool {
 // settle waits until all is well, a bound after the last fault.
 func (c *cluster) settle(sched *schedule, l *load) {
 	deadline := time.Now().Add(settleTime)
-	for time.Now().Before(deadline.Add(-settleTime / 2)) { // under load
+	half := deadline.Add(-settleTime / 2)
+	// Under load, and for longer when something is not yet healed: a broker that can't
+	// hand over takes half a minute to stop, and is started again only here.
+	for time.Now().Before(half) || (len(sched.heals) > 0 && time.Now().Before(deadline)) {
 		pic := c.pass()
 		sched.healAll()
 		if len(sched.heals) == 0 && c.judge.serving(&pic) {
