@@ -508,7 +508,7 @@ func (s *Set) openLog(t *metadata.Topic, n int32) (log *commitlog.Log, known *pr
 	}
 	create := mayCreate(s.host.self, mp)
 	open(create)
-	why := ""
+	var why string
 	switch {
 	case errors.Is(err, commitlog.ErrLost) && (electedLossy(s.host.self, mp) || (s.Recovered() && !unused(mp) && create)):
 		create, why = true, "a lost replica begins anew"
