@@ -67,8 +67,8 @@ func reach(ctx context.Context, endpoints []string) error {
 		if u, err := url.Parse(addr); err == nil && u.Host != "" {
 			addr = u.Host
 		}
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			return nil // etcd's client knows what to make of it
+		if !strings.Contains(addr, ":") {
+			return nil // etcd's client knows which port that is
 		}
 		conn, err := d.DialContext(ctx, "tcp", addr)
 		if err == nil {

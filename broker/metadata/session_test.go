@@ -484,19 +484,6 @@ func TestEmptyReport(t *testing.T) {
 	})
 }
 
-// One that was never registered has nothing to hand over, and waits for nobody.
-func TestHandOver_neverRegistered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "a")
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		if err := w.HandOver(ctx); err != nil {
-			t.Errorf("HandOver = %v", err)
-		}
-		w.run(t)()
-	})
-}
-
 func TestHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
