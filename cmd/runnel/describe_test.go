@@ -1,11 +1,53 @@
 package main
 
 import (
+	"context"
 	"strings"
 	"testing"
 
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/client"
 )
+
+// A shelf has topics of one partition each. Those that begin with "__" are internal.
+type shelf struct {
+	runnelv1.UnimplementedAdminServiceServer
+
+	topics []string
+}
+
+func (s shelf) ListTopics(_ context.Context, req *runnelv1.ListTopicsRequest) (*runnelv1.ListTopicsResponse, error) {
+	resp := &runnelv1.ListTopicsResponse{}
+	for _, name := range s.topics {
+		if internal := strings.HasPrefix(name, "__"); !internal || req.GetIncludeInternal() {
+			resp.Topics = append(resp.Topics, &runnelv1.TopicListing{Name: name, Internal: internal})
+		}
+	}
+	return resp, nil
+}
+
+func (shelf) DescribeTopics(_ context.Context, req *runnelv1.DescribeTopicsRequest) (*runnelv1.DescribeTopicsResponse, error) {
+	resp := &runnelv1.DescribeTopicsResponse{}
+	for _, topic := range req.GetTopics() {
+		resp.Topics = append(resp.Topics, &runnelv1.TopicDescription{
+			Name: topic.GetName(), PartitionCount: new(int32(1)), Partitions: []*runnelv1.PartitionDescription{{Partition: new(int32(0))}},
+		})
+	}
+	return resp, nil
+}
+
+// What users made is listed before what the system keeps for itself.
+func TestPartitionList_usersTopicsFirst(t *testing.T) {
+	addr := serveAdmin(t, shelf{topics: []string{"__consumer_offsets", "orders", "payments"}})
+	r := cli(t, "", "partition", "list", "--internal", "--brokers", addr)
+	var names []string
+	for line := range strings.Lines(r.out) {
+		names = append(names, strings.Fields(line)[0])
+	}
+	if got := strings.Join(names, " "); r.code != 0 || got != "PARTITION orders/0 payments/0 __consumer_offsets/0" {
+		t.Errorf("exit code %d, %s\n%s", r.code, got, r.err)
+	}
+}
 
 // People are told what a number that stands for no limit means, and what to type
 // for it; programs get the number.
