@@ -1,9 +1,6 @@
 package client
 
 import (
-	"context"
-	"net"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,25 +17,8 @@ import (
 // opened elsewhere.
 func TestStream_endsWithItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lis := memnet.Listen("a:7420", 1<<16)
-		var all sync.WaitGroup
-		all.Go(func() {
-			conn, err := lis.Accept()
-			if err == nil {
-				err = memnet.Refuse(conn)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
-		dials := 0
-		c, err := New([]string{"a:7420"}, Dialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			if dials++; dials == 1 {
-				return lis.DialContext(ctx)
-			}
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}))
+		peer := memnet.NewRefuser("a:7420")
+		c, err := New([]string{"a:7420"}, Dialer(peer.Dial))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,6 +36,8 @@ func TestStream_endsWithItsConnection(t *testing.T) {
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
-		all.Wait()
+		if err := peer.Wait(); err != nil {
+			t.Error(err)
+		}
 	})
 }

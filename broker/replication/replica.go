@@ -11,6 +11,7 @@ import (
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/broker/partition"
 	"github.com/runnelmq/runnel/internal/record"
+	"github.com/runnelmq/runnel/internal/telemetry"
 	"github.com/runnelmq/runnel/internal/wire"
 )
 
@@ -45,6 +46,7 @@ type replica struct {
 	accepted bool // the subscription is
 	failures int
 	since    time.Time // of the subscription
+	trouble  telemetry.Recurrence
 }
 
 // An item is one thing for a replica's worker to do.
@@ -293,9 +295,13 @@ func (r *replica) failed(err error) {
 	if errors.Is(err, partition.ErrDiverged) {
 		return // the partition has said so, and waits for another leader epoch
 	}
-	level := zerolog.WarnLevel
-	if errors.Is(err, partition.ErrNotSubscribed) {
-		level = zerolog.InfoLevel
+	r.calm()
+	level := zerolog.DebugLevel
+	if tell, _ := r.trouble.Again(time.Now(), tellEvery); tell {
+		level = zerolog.WarnLevel
+		if errors.Is(err, partition.ErrNotSubscribed) {
+			level = zerolog.InfoLevel
+		}
 	}
 	owner.deps.Log.WithLevel(level).Stringer("partition_id", r.part).Int32("leader", int32(r.peer.to.leader)).Int64("leader_epoch", int64(r.epoch)).Err(err).
 		Msg("a subscription was dropped, and is made anew")
@@ -320,15 +326,21 @@ const (
 // retry subscribes again on the same stream; at once, if that is what the
 // leader wants.
 func (r *replica) retry(wanted bool) {
-	if time.Since(r.since) > settled {
-		r.failures = 0
-	}
+	r.calm()
 	r.failures++
 	if wanted && r.failures <= freeSteps || r.failures == 1 {
 		r.later(0)
 		return
 	}
 	r.later(min(retryMin<<min(r.failures-2, 10), retryMax))
+}
+
+// calm forgets earlier failures when the last subscription was worth it.
+func (r *replica) calm() {
+	if time.Since(r.since) > settled {
+		r.failures = 0
+		r.trouble.Over()
+	}
 }
 
 // later subscribes again on the same stream after a while.

@@ -51,6 +51,8 @@ type lane struct {
 	reading bool
 	// gone: it ended. The lane stays until its credit has come back.
 	gone bool
+	// stuck: an earlier one could not be sent something, which may come yet.
+	stuck bool
 	// credited is what the partition believes of the credit.
 	credited bool
 	// fed is what the partition was fed when it was last looked at, if it was.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/rs/zerolog"
 	"google.golang.org/grpc/mem"
 
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
@@ -101,6 +102,7 @@ func (q *sender) listen(now time.Time) error {
 			}
 		}
 		if c.begin != nil {
+			c.begin.stuck = q.stream.srv.stuck.has(q.place(c.begin))
 			q.sched.add(c.begin)
 			if err := q.look(c.begin, now); err != nil {
 				return err
@@ -264,8 +266,7 @@ func (q *sender) send(f *frame) error {
 	switch {
 	case f.err != nil:
 		if !errors.Is(f.err, partition.ErrNotSubscribed) {
-			q.stream.srv.deps.Log.Warn().Stringer("partition_id", l.sub.part).Int32("follower", int32(q.stream.follower)).Err(f.err).
-				Msg("a follower can't be sent what comes next: it has to subscribe again")
+			q.stuck(l, f)
 		}
 		return q.end(l)
 	case f.read.N == 0 || f.read.Next <= f.from:
@@ -287,6 +288,9 @@ func (q *sender) send(f *frame) error {
 	if !l.inSync {
 		q.pace.sent(int64(f.read.N))
 	}
+	if l.stuck {
+		q.passed(l, f.read.Next)
+	}
 	q.sched.sent(l, int64(f.read.N), f.read.Next, standing{f.read.HighWatermark, f.read.LogStart})
 	switch { // the next buffer is as large as it seems to be worth
 	case f.read.N > l.size/2:
@@ -295,6 +299,34 @@ func (q *sender) send(f *frame) error {
 		l.size = max(l.size/2, firstRead)
 	}
 	return nil
+}
+
+// place names a lane's follower and partition.
+func (q *sender) place(l *lane) stuckPlace {
+	return stuckPlace{q.stream.follower, place{l.sub.part.Topic().ID, l.sub.part.Number()}}
+}
+
+// stuck tells that a follower can't be sent what comes next. It subscribes again
+// within a second, for as long as it takes, and so this is told once in a while.
+func (q *sender) stuck(l *lane, f *frame) {
+	level := zerolog.DebugLevel
+	tell, before := q.stream.srv.stuck.again(q.place(l), f.from, time.Now())
+	if tell {
+		level = zerolog.WarnLevel
+	}
+	q.stream.srv.deps.Log.WithLevel(level).Stringer("partition_id", l.sub.part).Int32("follower", int32(q.stream.follower)).
+		Int64("offset", int64(f.from)).Int("times_before", before).Err(f.err).
+		Msg("a follower can't be sent what comes next: it subscribes again until it can; see cluster health")
+}
+
+// passed tells, once, that a follower got past what it could not be sent.
+func (q *sender) passed(l *lane, next record.Offset) {
+	since, over := q.stream.srv.stuck.passed(q.place(l), next)
+	if over {
+		l.stuck = false
+		q.stream.srv.deps.Log.Info().Stringer("partition_id", l.sub.part).Int32("follower", int32(q.stream.follower)).
+			Dur("after", time.Since(since)).Msg("a follower was sent what it could not be sent before")
+	}
 }
 
 // read does a job. The frame owns its buffer unless there is an error.

@@ -25,6 +25,7 @@ type Server struct {
 	// written is when a record was last seen to be appended to a partition that
 	// has followers, in nanoseconds.
 	written atomic.Int64
+	stuck   stuck
 
 	drain     chan struct{}
 	drainOnce sync.Once

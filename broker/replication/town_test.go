@@ -48,6 +48,7 @@ type town struct {
 	cfg Config
 	// reserve is the soft disk mark of brokers that are started; negative: none.
 	reserve int64
+	log     zerolog.Logger
 
 	// mu guards the fields below
 	mu sync.Mutex
@@ -87,7 +88,7 @@ func newTown(t *testing.T, brokers ...int32) *town {
 	t.Helper()
 	w := &town{
 		t: t, net: &network{listeners: map[string]*memnet.Listener{}, silenced: map[route]chan struct{}{}, conns: map[*conn]bool{}},
-		objects: map[string]*controllerv1.MetadataObject{}, nodes: map[int32]*node{}, reserve: -1,
+		objects: map[string]*controllerv1.MetadataObject{}, nodes: map[int32]*node{}, reserve: -1, log: zerolog.Nop(),
 	}
 	for _, id := range brokers {
 		w.start(id, vfs.NewMem())
@@ -122,7 +123,7 @@ func (n *node) run(fs vfs.FS, dir string, lis net.Listener, dial func(ctx contex
 	pool := wire.NewPool()
 	codec := wire.NewCodec(pool)
 	deps := Deps{
-		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return cluster }, Pool: pool, Metrics: n.metrics, Log: zerolog.Nop(),
+		Store: n.store, Set: n.set, Incarnation: n.incarnation, ClusterID: func() string { return cluster }, Pool: pool, Metrics: n.metrics, Log: w.log,
 		Dial: func(addr string) (*grpc.ClientConn, error) {
 			return rpcserver.Dial(addr, rpcserver.DialOptions{Codec: codec, Dial: dial})
 		},

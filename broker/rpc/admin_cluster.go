@@ -1,10 +1,8 @@
 package rpc
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -84,53 +82,6 @@ func brokerState(p metadata.BrokerPhase) runnelv1.BrokerState {
 	case metadata.BrokerFenced:
 	}
 	return runnelv1.BrokerState_BROKER_STATE_FENCED
-}
-
-// findings gathers what is wrong. Of each kind only the first few are told one
-// by one, so that the answer stays small however bad things are.
-type findings struct {
-	list  []*runnelv1.HealthFinding
-	count map[string]int
-	worst map[string]runnelv1.HealthSeverity
-}
-
-const findingsPerKind = 50
-
-func newFindings() *findings {
-	return &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
-}
-
-const (
-	info     = runnelv1.HealthSeverity_HEALTH_SEVERITY_INFO
-	warning  = runnelv1.HealthSeverity_HEALTH_SEVERITY_WARNING
-	critical = runnelv1.HealthSeverity_HEALTH_SEVERITY_CRITICAL
-)
-
-func (f *findings) add(severity runnelv1.HealthSeverity, kind, subject, format string, args ...any) {
-	f.put(&runnelv1.HealthFinding{Severity: severity, Kind: kind, Subject: subject, Message: fmt.Sprintf(format, args...)})
-}
-
-func (f *findings) put(h *runnelv1.HealthFinding) {
-	kind := h.GetKind()
-	f.count[kind]++
-	f.worst[kind] = max(f.worst[kind], h.GetSeverity())
-	if f.count[kind] <= findingsPerKind {
-		f.list = append(f.list, h)
-	}
-}
-
-// answer sorts the worst first.
-func (f *findings) answer() *runnelv1.CheckHealthResponse {
-	for _, kind := range slices.Sorted(maps.Keys(f.count)) {
-		if more := f.count[kind] - findingsPerKind; more > 0 {
-			f.list = append(f.list, &runnelv1.HealthFinding{
-				Severity: f.worst[kind], Kind: kind, Subject: "", Message: fmt.Sprintf("and %d more of this kind", more),
-			})
-		}
-	}
-	slices.SortStableFunc(f.list, func(a, b *runnelv1.HealthFinding) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
-	bad := slices.ContainsFunc(f.list, func(h *runnelv1.HealthFinding) bool { return h.GetSeverity() > info })
-	return &runnelv1.CheckHealthResponse{Healthy: new(!bad), Findings: f.list}
 }
 
 // CheckHealth implements runnelv1.AdminServiceServer.

@@ -11,7 +11,7 @@ import (
 
 func TestCheckTopic_internal_topics_that_wait_for_brokers(t *testing.T) {
 	found := func(rf, target int) []*runnelv1.HealthFinding {
-		f := &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
+		f := newFindings()
 		checkTopic(f, &metadata.Topic{Name: "__consumer_offsets", RF: rf, TargetRF: target})
 		return f.answer().GetFindings()
 	}
@@ -37,7 +37,7 @@ func TestCheckBrokers_held_by_an_operator(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := &findings{count: map[string]int{}, worst: map[string]runnelv1.HealthSeverity{}}
+		f := newFindings()
 		checkBrokers(f, img)
 		if got := f.answer().GetFindings(); len(got) != 1 || got[0].GetKind() != "broker_fenced" || !strings.Contains(got[0].GetMessage(), want) {
 			t.Errorf("held %v: %v, want %q", held, got, want)

@@ -74,7 +74,7 @@ that meet all of them.`,
 	fs.StringSliceVar(&f.topics, "topic", nil, "only of this `topic`; several with commas")
 	fs.Int32Var(&f.leader, "leader", -1, "only those that this `broker` leads")
 	fs.Int32Var(&f.replica, "replica", -1, "only those that this `broker` has a copy of")
-	fs.BoolVar(&f.internal, "internal", false, "also of topics that the system keeps for itself")
+	fs.BoolVar(&f.internal, "internal", false, "also of topics that the system keeps for itself, after all others")
 	hideDefault(c, "leader", "replica")
 	return c
 }
@@ -86,9 +86,15 @@ func listPartitions(ctx context.Context, admin *client.Admin, f partitionFilter)
 		if err != nil {
 			return nil, err
 		}
+		var system []string
 		for _, t := range ts {
-			names = append(names, t.Name)
+			if t.Internal {
+				system = append(system, t.Name)
+			} else {
+				names = append(names, t.Name)
+			}
 		}
+		names = append(names, system...)
 	}
 	ds, err := admin.DescribeTopics(ctx, names)
 	if err != nil {

@@ -32,13 +32,19 @@ type patient struct {
 // serve returns where p is reached.
 func (p *patient) serve(t *testing.T) (addr string) {
 	t.Helper()
+	return serveAdmin(t, p)
+}
+
+// serveAdmin returns where a service is reached until the test ends.
+func serveAdmin(t *testing.T, admin runnelv1.AdminServiceServer) (addr string) {
+	t.Helper()
 	var lc net.ListenConfig
 	lis, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	runnelv1.RegisterAdminServiceServer(s, p)
+	runnelv1.RegisterAdminServiceServer(s, admin)
 	ended := make(chan error, 1)
 	var serving sync.WaitGroup
 	serving.Go(func() { ended <- s.Serve(lis) })

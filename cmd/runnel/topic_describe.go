@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/runnelmq/runnel/client"
+	"github.com/runnelmq/runnel/internal/topicconfig"
 )
 
 type configView struct {
@@ -23,10 +24,16 @@ func configViews(cs []client.ConfigEntry) []configView {
 	return vs
 }
 
+// printConfigs prints a topic's configuration, with what a number that stands
+// for no limit means.
 func (a *app) printConfigs(cs []client.ConfigEntry) error {
 	var rows [][]string
 	for _, c := range cs {
-		rows = append(rows, []string{c.Key, c.Value, c.Source})
+		value := c.Value
+		if topicconfig.IsUnlimited(c.Key, value) {
+			value = "unlimited (" + value + ")"
+		}
+		rows = append(rows, []string{c.Key, value, c.Source})
 	}
 	return table(a.out, "config value from", rows)
 }

@@ -31,6 +31,18 @@ func embedded(dir string) store.Embedded {
 	}
 }
 
+// leftDir returns a directory for a member that can't be opened. What etcd has begun by then goes on until the process ends, and
+// makes and locks files in the directory: no other member may be opened there, and its removal may fail.
+func leftDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "runnel-etcd-") //nolint:usetesting // see above
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 func TestEtcd_conforms(t *testing.T) {
 	m, err := store.OpenMember(t.Context(), embedded(t.TempDir()), zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel))
 	if err != nil {
@@ -76,49 +88,43 @@ func TestOpenMember_damagedFiles(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wals, err := filepath.Glob(filepath.Join(e.Dir, "member", "wal", "*.wal"))
-	if err != nil || len(wals) == 0 {
-		t.Fatalf("%v, %v", wals, err)
-	}
-	db := filepath.Join(e.Dir, "member", "snap", "db")
-	for name, hurt := range map[string]func() error{
-		"another log":      func() error { return os.WriteFile(wals[0], bytes.Repeat([]byte{0xa5, 0x17}, 20000), 0o600) },
-		"a flipped bit":    func() error { return overwrite(wals[0], 300, 2) },
-		"a zeroed log":     func() error { return zero(wals[0], 0) },
-		"a log of zeros":   func() error { return os.WriteFile(wals[0], make([]byte, 4096), 0o600) },
-		"zeroed to an end": func() error { return zero(wals[0], 300) },
-		"a zeroed page":    func() error { return zero(wals[0], 0, 4096) },
-		"a zeroed base":    func() error { return zero(db, 0) },
-		"an empty log":     func() error { return os.Truncate(wals[0], 0) },
-		"no log":           func() error { return os.Remove(wals[0]) },
-		"no header":        func() error { return overwrite(db, 0, 2*os.Getpagesize()) },
-		"damaged pages":    func() error { return overwrite(db, 2*os.Getpagesize(), 20*os.Getpagesize()) },
-		"cut to a page":    func() error { return os.Truncate(db, int64(os.Getpagesize())) },
-		"cut to a few":     func() error { return os.Truncate(db, int64(4*os.Getpagesize())) },
-		"cut within a one": func() error { return os.Truncate(db, 5000) },
+	for name, hurt := range map[string]func(log, db string) error{
+		"another log":      func(log, _ string) error { return os.WriteFile(log, bytes.Repeat([]byte{0xa5, 0x17}, 20000), 0o600) },
+		"a flipped bit":    func(log, _ string) error { return overwrite(log, 300, 2) },
+		"a zeroed log":     func(log, _ string) error { return zero(log, 0) },
+		"a log of zeros":   func(log, _ string) error { return os.WriteFile(log, make([]byte, 4096), 0o600) },
+		"zeroed to an end": func(log, _ string) error { return zero(log, 300) },
+		"a zeroed page":    func(log, _ string) error { return zero(log, 0, 4096) },
+		"a zeroed base":    func(_, db string) error { return zero(db, 0) },
+		"an empty log":     func(log, _ string) error { return os.Truncate(log, 0) },
+		"no log":           func(log, _ string) error { return os.Remove(log) },
+		"no header":        func(_, db string) error { return overwrite(db, 0, 2*os.Getpagesize()) },
+		"damaged pages":    func(_, db string) error { return overwrite(db, 2*os.Getpagesize(), 20*os.Getpagesize()) },
+		"cut to a page":    func(_, db string) error { return os.Truncate(db, int64(os.Getpagesize())) },
+		"cut to a few":     func(_, db string) error { return os.Truncate(db, int64(4*os.Getpagesize())) },
+		"cut within a one": func(_, db string) error { return os.Truncate(db, 5000) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			keep := t.TempDir()
-			if err := os.CopyFS(filepath.Join(keep, "member"), os.DirFS(filepath.Join(e.Dir, "member"))); err != nil {
+			damaged := embedded(leftDir(t))
+			if err := os.CopyFS(damaged.Dir, os.DirFS(e.Dir)); err != nil {
 				t.Fatal(err)
 			}
-			defer func() {
-				if err := errors.Join(os.RemoveAll(filepath.Join(e.Dir, "member")), os.Rename(filepath.Join(keep, "member"), filepath.Join(e.Dir, "member"))); err != nil {
-					t.Fatal(err)
-				}
-			}()
-			if err := hurt(); err != nil {
+			logs, err := filepath.Glob(filepath.Join(damaged.Dir, "member", "wal", "*.wal"))
+			if err != nil || len(logs) == 0 {
+				t.Fatalf("%v, %v", logs, err)
+			}
+			if err := hurt(logs[0], filepath.Join(damaged.Dir, "member", "snap", "db")); err != nil {
 				t.Fatal(err)
 			}
-			_, err := store.OpenMember(t.Context(), e, zerolog.Nop())
+			_, err = store.OpenMember(t.Context(), damaged, zerolog.Nop())
 			if !errors.Is(err, store.ErrUnusable) || !strings.Contains(err.Error(), "controller restore") {
 				t.Errorf("open: %v, want %v", err, store.ErrUnusable)
 			}
-			if err == nil || strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), e.Dir) {
+			if err == nil || strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), damaged.Dir) {
 				t.Errorf("it says %v", err)
 			}
 			begins := name == "a zeroed log" || name == "a log of zeros" || name == "a zeroed page"
-			if begins && !strings.Contains(err.Error(), filepath.Base(wals[0])+": it is overwritten with zeros") {
+			if begins && !strings.Contains(err.Error(), filepath.Base(logs[0])+": it is overwritten with zeros") {
 				t.Errorf("it says %v, and not that the file is zeros", err)
 			}
 		})

@@ -1,11 +1,54 @@
 package memnet
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
+	"sync"
+	"sync/atomic"
 )
+
+// A Refuser is a server that takes one connection, goes away on it as Refuse
+// does, and can't be reached again.
+type Refuser struct {
+	lis     *Listener
+	taken   atomic.Bool
+	serving sync.WaitGroup
+	err     error // of the one connection, once serving is done
+}
+
+// NewRefuser returns a server at addr.
+func NewRefuser(addr string) *Refuser { return &Refuser{lis: Listen(addr, 1<<16)} }
+
+// Dial returns the one connection there is. To whoever comes later nobody
+// answers until ctx is done.
+func (r *Refuser) Dial(ctx context.Context, _ string) (net.Conn, error) {
+	if r.taken.Swap(true) {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	r.serving.Go(func() {
+		conn, err := r.lis.Accept()
+		if err == nil {
+			err = Refuse(conn)
+		}
+		r.err = err
+	})
+	conn, err := r.lis.DialContext(ctx)
+	if err != nil {
+		_ = r.lis.Close() // it never fails
+	}
+	return conn, err
+}
+
+// Wait returns when the one connection has ended, with an error if the other
+// end had not said what it should. It follows the first Dial.
+func (r *Refuser) Wait() error {
+	r.serving.Wait()
+	return r.err
+}
 
 // What Refuse has to know of HTTP/2 (RFC 9113).
 const (

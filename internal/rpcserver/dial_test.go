@@ -1,9 +1,6 @@
 package rpcserver
 
 import (
-	"context"
-	"net"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,25 +16,8 @@ import (
 // again: the stream ends, and does not wait for it.
 func TestDial_streamEndsWithItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lis := memnet.Listen("controller:7422", 1<<16)
-		var all sync.WaitGroup
-		all.Go(func() {
-			conn, err := lis.Accept()
-			if err == nil {
-				err = memnet.Refuse(conn)
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		})
-		dials := 0
-		conn, err := Dial("controller:7422", DialOptions{Dial: func(ctx context.Context, _ string) (net.Conn, error) {
-			if dials++; dials == 1 {
-				return lis.DialContext(ctx)
-			}
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}})
+		peer := memnet.NewRefuser("controller:7422")
+		conn, err := Dial("controller:7422", DialOptions{Dial: peer.Dial})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,6 +35,8 @@ func TestDial_streamEndsWithItsConnection(t *testing.T) {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
-		all.Wait()
+		if err := peer.Wait(); err != nil {
+			t.Error(err)
+		}
 	})
 }

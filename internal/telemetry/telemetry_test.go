@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -155,5 +156,30 @@ func TestAdminLogsItsTroubles(t *testing.T) {
 	}
 	if text, _ := line["message"].(string); line["level"] != "warn" || line["part"] != "admin" || !strings.Contains(text, "too many open files") {
 		t.Errorf("logged %v", line)
+	}
+}
+
+// Trouble that comes every second is told when it begins and once a minute, with
+// how often it came, and begins anew after its end.
+func TestRecurrence(t *testing.T) {
+	var r Recurrence
+	if _, was := r.Over(); was {
+		t.Error("it is over before it began")
+	}
+	start, told := time.Now(), 0
+	for s := range 180 {
+		tell, before := r.Again(start.Add(time.Duration(s)*time.Second), time.Minute)
+		if tell != (s%60 == 0) || tell && s > 0 && before != 59 || !tell && before != 0 {
+			t.Errorf("after %d s: %v, %d before", s, tell, before)
+		}
+		if tell {
+			told++
+		}
+	}
+	if since, was := r.Over(); !was || !since.Equal(start) || told != 3 {
+		t.Errorf("over: %v, began %v, told %d times", was, since, told)
+	}
+	if tell, before := r.Again(start.Add(181*time.Second), time.Minute); !tell || before != 0 {
+		t.Errorf("anew: %v, %d before", tell, before)
 	}
 }

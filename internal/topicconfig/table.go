@@ -60,7 +60,7 @@ func storageKeys() []definition {
 			},
 		},
 		{
-			name: MaxCompactionKey, def: "9223372036854775807", want: "milliseconds, a whole number from 1, and not below min.compaction.lag.ms",
+			name: MaxCompactionKey, def: "9223372036854775807", want: "milliseconds, a whole number from 1, and not below min.compaction.lag.ms, or 9223372036854775807 for no limit",
 			description: "Age at which a record is compacted even if min.cleanable.dirty.ratio is not reached, or its topic idle.",
 			set: func(c *Config, v string) bool {
 				return setMillis(&c.MaxCompactionLag, v, 1, math.MaxInt64)
@@ -240,12 +240,15 @@ func setInt[T int | int64](dst *T, v string, lo, hi int64) bool {
 	return ok
 }
 
-// setMillis sets a duration. What a Duration cannot hold, 292 years and more, becomes the longest one it can: to Kafka's
-// users the largest number means never.
+// longest is the longest time that a key in milliseconds stands for, 292 years.
+const longest = time.Duration(math.MaxInt64 / int64(time.Millisecond) * int64(time.Millisecond))
+
+// setMillis sets a duration. What a Duration cannot hold becomes the longest one it can: to Kafka's users the largest
+// number means never.
 func setMillis(dst *time.Duration, v string, lo, hi int64) bool {
 	n, ok := parseInt(v, lo, hi)
 	if ok {
-		*dst = time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
+		*dst = time.Duration(min(n, longest.Milliseconds())) * time.Millisecond
 	}
 	return ok
 }

@@ -8,7 +8,9 @@ package topicconfig
 
 import (
 	"maps"
+	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -142,6 +144,17 @@ func Keys() []Key {
 		keys[i] = Key{Name: k.name, Default: k.def, Want: k.want, Description: k.description}
 	}
 	return keys
+}
+
+// IsUnlimited reports whether value switches the limit of key off: -1 where that is allowed, and in milliseconds also what
+// is longer than any time there is.
+func IsUnlimited(key, value string) bool {
+	var c Config
+	n, ok := parseInt(value, Unlimited, math.MaxInt64)
+	if !ok || set(&c, table(), key, value) != nil {
+		return false
+	}
+	return n == Unlimited || n == math.MaxInt64 || strings.HasSuffix(key, ".ms") && n >= longest.Milliseconds()
 }
 
 // Parse returns the configuration that values make over the built-in defaults. Its error names everything that is wrong, and

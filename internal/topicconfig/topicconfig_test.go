@@ -225,6 +225,31 @@ func TestEntries_say_where_values_come_from(t *testing.T) {
 	}
 }
 
+func TestIsUnlimited(t *testing.T) {
+	for _, tt := range []struct {
+		key, value string
+		want       bool
+	}{
+		{RetentionTimeKey, "-1", true},
+		{RetentionBytesKey, "-1", true},
+		{TimestampBeforeKey, "-1", true},
+		{MaxCompactionKey, "9223372036854775807", true},
+		{SegmentAgeKey, "9223372036854", true}, // as long as is told apart
+		{RetentionBytesKey, "9223372036854775807", true},
+		{SegmentAgeKey, "9223372036853", false},
+		{RetentionBytesKey, "9223372036854", false}, // 8 TiB
+		{RetentionBytesKey, "0", false},
+		{MinCleanableKey, "0.5", false},
+		{MinInsyncKey, "auto", false},
+		{SegmentBytesKey, "-1", false}, // not taken
+		{"none.such.ms", "-1", false},
+	} {
+		if got := IsUnlimited(tt.key, tt.value); got != tt.want {
+			t.Errorf("%s=%s: %v, want %v", tt.key, tt.value, got, tt.want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add(RetentionTimeKey, "-1")
 	f.Add("retention.mss", "\xff\x00")

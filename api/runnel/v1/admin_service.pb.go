@@ -2954,7 +2954,7 @@ type CheckHealthResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// True when there is no finding above INFO.
 	Healthy *bool `protobuf:"varint,1,opt,name=healthy,proto3,oneof" json:"healthy,omitempty"`
-	// The worst first.
+	// The worst first, and of those users' topics before internal ones.
 	Findings      []*HealthFinding `protobuf:"bytes,2,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3011,7 +3011,8 @@ type HealthFinding struct {
 	Severity HealthSeverity `protobuf:"varint,1,opt,name=severity,proto3,enum=runnel.v1.HealthSeverity" json:"severity,omitempty"`
 	// For programs, such as "offline_partition".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// What it is about, such as "orders/3" or "broker 2".
+	// What it is about, such as "orders/3" or "broker 2". Of several partitions of an internal topic, the topic: they are
+	// one finding.
 	Subject string `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
 	// For people: what is the case, what it means, what to do.
 	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
