@@ -220,7 +220,7 @@ func (i *Image) newPartitions(t *Topic, numbers []int32) ([]Change, error) {
 		}
 		changes[n] = put(&Partition{
 			Topic: t.ID, Number: numbers[n],
-			Replicas: replicas, Leader: replicas[0], LeaderEpoch: 1, PartitionEpoch: 1, ISR: slices.Clone(replicas),
+			Replicas: replicas, Leader: replicas[0], LeaderEpoch: i.firstEpoch(), PartitionEpoch: 1, ISR: slices.Clone(replicas),
 			MinISR: int32(minISR), Sync: c.Sync(minISR), //nolint:gosec // at most the replication factor
 		}, 0)
 	}
