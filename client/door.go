@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // A door tells a client that was never let in, for its certificate or the
@@ -31,9 +33,11 @@ func (d *door) judge(err error) error {
 	case err == nil:
 		d.in.Store(true)
 	case ok && st.Code() == codes.Unavailable && !d.in.Load() && distrusts(st.Message()):
-		return &unreachableError{text: plainDialText(st.Message()), distrust: true}
+		return &unreachableError{text: wire.DialText(st.Message()), distrust: true}
+	case ok && st.Code() == codes.Unavailable && neverConnected(st.Message()):
+		return err // it says all there is to say by itself
 	case ok && st.Code() == codes.Unavailable && !d.in.Load() && len(st.Details()) == 0 && slammed(st.Message()):
-		return &unreachableError{text: plainDialText(st.Message()) + ", and nothing was ever answered on one: " + noGRPC, lost: true}
+		return &unreachableError{text: wire.DialText(st.Message()) + ", and nothing was ever answered on one: " + wire.NoGRPC, lost: true}
 	}
 	return err
 }
@@ -48,9 +52,6 @@ func slammed(s string) bool {
 	}
 	return false
 }
-
-// noGRPC is what may be wrong with a port that takes connections, and nothing more.
-const noGRPC = "is it a port with TLS, or of something else, or does its process hang?"
 
 // distrusts reports whether gRPC's text is about a handshake that was refused.
 func distrusts(s string) bool {

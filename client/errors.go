@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // What the client itself refuses or reports.
@@ -291,7 +292,7 @@ func rpcError(err error) error {
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 	case codes.Unavailable:
-		return &unreachableError{text: plainDialText(st.Message()), lost: !neverConnected(st.Message())}
+		return &unreachableError{text: wire.DialText(st.Message()), lost: !neverConnected(st.Message())}
 	default:
 		return e
 	}
@@ -329,19 +330,6 @@ func neverConnected(s string) bool {
 		}
 	}
 	return false
-}
-
-// plainDialText takes gRPC's wrapping off the reason a connection failed for.
-func plainDialText(s string) string {
-	if strings.Contains(s, "error reading server preface") && !strings.Contains(s, "tls: ") {
-		return "the connection was taken, and nobody answered on it as gRPC does: " + noGRPC
-	}
-	for _, cut := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "error while dialing: ", "Error while dialing: "} {
-		if _, after, ok := strings.Cut(s, cut); ok {
-			s = strings.Trim(after, `"`)
-		}
-	}
-	return strings.TrimSuffix(s, `"`)
 }
 
 // A PartitionError says of which partition an error is. The other partitions

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/url"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -32,9 +35,12 @@ func (c Config) external(endpoints []string) (store.External, error) {
 }
 
 // connected calls fn with the etcd at endpoints; see external.
-func (c Config) connected(endpoints []string, log zerolog.Logger, fn func(*store.Etcd) error) (err error) {
+func (c Config) connected(ctx context.Context, endpoints []string, log zerolog.Logger, fn func(*store.Etcd) error) (err error) {
 	ext, err := c.external(endpoints)
 	if err != nil {
+		return err
+	}
+	if err := reach(ctx, ext.Endpoints); err != nil {
 		return err
 	}
 	etcd, err := store.Connect(ext, log)
@@ -48,9 +54,35 @@ func (c Config) connected(endpoints []string, log zerolog.Logger, fn func(*store
 	return nil
 }
 
+// ErrNoEtcd is what questions to etcd fail with when nobody takes a connection at any of its addresses.
+var ErrNoEtcd = errors.New("no member of etcd can be reached")
+
+// reachTimeout is how long an address may take to take a connection.
+const reachTimeout = 3 * time.Second
+
+// reach finds out whether somebody is there: etcd's client tries until ctx ends, and does not say then what was wrong.
+func reach(ctx context.Context, endpoints []string) error {
+	d, failed := net.Dialer{Timeout: reachTimeout}, ErrNoEtcd
+	for _, addr := range endpoints {
+		if u, err := url.Parse(addr); err == nil && u.Host != "" {
+			addr = u.Host
+		}
+		if !strings.Contains(addr, ":") {
+			return nil // etcd's client knows which port that is
+		}
+		conn, err := d.DialContext(ctx, "tcp", addr)
+		if err == nil {
+			_ = conn.Close() // nothing was written to it
+			return nil
+		}
+		failed = fmt.Errorf("%w: %w", failed, err)
+	}
+	return failed
+}
+
 // Members returns the members of the cluster's etcd. endpoints are host:port of members; empty: as cfg says.
 func Members(ctx context.Context, cfg Config, endpoints []string, log zerolog.Logger) (all []store.MemberInfo, err error) {
-	err = cfg.connected(endpoints, log, func(e *store.Etcd) error {
+	err = cfg.connected(ctx, endpoints, log, func(e *store.Etcd) error {
 		all, err = e.Members(ctx)
 		return err
 	})
@@ -59,12 +91,12 @@ func Members(ctx context.Context, cfg Config, endpoints []string, log zerolog.Lo
 
 // RemoveMember removes a member by name or id. A member whose data was lost is removed before its replacement joins.
 func RemoveMember(ctx context.Context, cfg Config, endpoints []string, which string, log zerolog.Logger) error {
-	return cfg.connected(endpoints, log, func(e *store.Etcd) error { return e.RemoveMember(ctx, which) })
+	return cfg.connected(ctx, endpoints, log, func(e *store.Etcd) error { return e.RemoveMember(ctx, which) })
 }
 
 // Backup writes all metadata, as of one moment, while the cluster runs.
 func Backup(ctx context.Context, cfg Config, endpoints []string, w io.Writer, log zerolog.Logger) (info store.BackupInfo, err error) {
-	err = cfg.connected(endpoints, log, func(e *store.Etcd) error {
+	err = cfg.connected(ctx, endpoints, log, func(e *store.Etcd) error {
 		info, err = store.New(e, cfg.Cluster.Name).Backup(ctx, w)
 		return err
 	})
@@ -83,7 +115,7 @@ func Restore(ctx context.Context, cfg Config, r io.Reader, log zerolog.Logger) (
 		return info, err
 	}
 	if len(cfg.Etcd.Endpoints) > 0 {
-		err = cfg.connected(nil, log, func(e *store.Etcd) error {
+		err = cfg.connected(ctx, nil, log, func(e *store.Etcd) error {
 			info, err = store.New(e, cfg.Cluster.Name).Restore(ctx, objects)
 			return err
 		})
@@ -95,7 +127,7 @@ func Restore(ctx context.Context, cfg Config, r io.Reader, log zerolog.Logger) (
 	case err != nil:
 		return info, err
 	case has:
-		return info, fmt.Errorf("%w: remove %s first, if it is not needed any more", store.ErrNotEmpty, e.Dir)
+		return info, fmt.Errorf("%w, with every broker and controller stopped: move %s away first", store.ErrNotEmpty, e.Dir)
 	}
 	e.Bootstrap, e.Members = true, nil
 	m, err := store.OpenMember(ctx, e, log)

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // askTimeout is how long a controller may take to say that it is there.
@@ -67,6 +69,6 @@ func (s *Session) askController(ctx context.Context, addr string) error {
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("no answer within %s", askTimeout)
 	default:
-		return errors.New(status.Convert(err).Message())
+		return errors.New(wire.DialText(status.Convert(err).Message()))
 	}
 }

@@ -1,6 +1,7 @@
 package metadata_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -32,9 +33,22 @@ func TestSession_asksControllers(t *testing.T) {
 			if c.Address != string(rune('a'+n)) || c.Active != (n == 0) {
 				t.Errorf("%d: %+v", n, c)
 			}
-			if (c.Err == nil) != (want == "") || c.Err != nil && !strings.Contains(c.Err.Error(), want) {
+			if (c.Err == nil) != (want == "") || c.Err != nil && (!strings.Contains(c.Err.Error(), want) || strings.Contains(c.Err.Error(), "desc = ")) {
 				t.Errorf("%s: %v, want %q", c.Address, c.Err, want)
 			}
 		}
+	})
+}
+
+// One that was never registered has nothing to hand over, and waits for nobody.
+func TestHandOver_neverRegistered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if err := w.HandOver(ctx); err != nil {
+			t.Errorf("HandOver = %v", err)
+		}
+		w.run(t)()
 	})
 }

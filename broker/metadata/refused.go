@@ -15,6 +15,7 @@ import (
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/rpcerr"
 	"github.com/runnelmq/runnel/internal/telemetry"
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // An answered error is what a controller ended a session with, in its own words:
@@ -24,7 +25,7 @@ type answeredError struct {
 	status *status.Status
 }
 
-func (a *answeredError) Error() string { return a.status.Message() }
+func (a *answeredError) Error() string { return wire.DialText(a.status.Message()) }
 func (a *answeredError) Unwrap() error { return a.err }
 
 // inItsWords returns err with the text of the status in it, if there is one.

@@ -279,6 +279,9 @@ func (s *Session) CatchUp(ctx context.Context) error {
 // nil when it leads nothing any more. It fails with ctx.
 func (s *Session) HandOver(ctx context.Context) error {
 	mayDrain := s.box.shutDown()
+	if s.Epoch() == 0 {
+		return nil // never in service: there is nothing to hand over, and perhaps nobody to say so
+	}
 	select {
 	case <-mayDrain:
 		return nil

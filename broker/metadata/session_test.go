@@ -422,6 +422,7 @@ func TestHandOver(t *testing.T) {
 		w := newWorld(t, "a")
 		end := w.run(t)
 		w.await(t, "a", registered)
+		settle() // the answer has come
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		if err := w.HandOver(ctx); !errors.Is(err, context.DeadlineExceeded) {

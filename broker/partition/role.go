@@ -190,10 +190,29 @@ func timestampType(t topicconfig.TimestampType) record.TimestampType {
 // replica that cannot have held anything. Else something was lost, and an empty
 // log would hide it.
 func mayCreate(self metadata.BrokerID, mp *metadata.Partition) bool {
-	if mp.LeaderEpoch <= 1 && !slices.Contains(mp.ELR, self) {
+	if unused(mp) && !slices.Contains(mp.ELR, self) {
 		return true
 	}
 	return !slices.Contains(mp.ISR, self) && !slices.Contains(mp.ELR, self) && !slices.Contains(mp.LastKnown, self)
+}
+
+// epochBlock is how many epochs belong together. A restoration of the metadata
+// begins a new block in all epochs of the partitions that were in the backup. A
+// new partition begins with the first leader epoch of the cluster's block, and
+// with the first partition epoch of all: see controller/state.
+const epochBlock = 1 << 20
+
+// unused says whether a partition has its first leader since it was made, and was
+// in no backup.
+func unused(mp *metadata.Partition) bool {
+	return mp.LeaderEpoch%epochBlock <= 1 && mp.PartitionEpoch < epochBlock
+}
+
+// earlier says whether a log that ends with the leader epoch last is of a partition
+// that had the same number once, and that the controllers do not know any more,
+// since they were restored from a backup that is older.
+func earlier(last record.Epoch, mp *metadata.Partition) bool {
+	return last > 0 && mp.PartitionEpoch < epochBlock && int64(last)/epochBlock < int64(mp.LeaderEpoch)/epochBlock
 }
 
 // electedLossy says whether this broker leads in the knowledge of what its copy

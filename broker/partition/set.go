@@ -395,11 +395,11 @@ func (s *Set) report(r metadata.ReplicaReport) {
 	}
 }
 
-// quarantine looks for directories of topics that nobody knows.
+// quarantine looks for directories of topics and partitions that nobody knows.
 func (s *Set) quarantine(img *metadata.Image) {
-	for _, q := range s.deps.Root.Quarantine(func(id uuid.UUID) bool {
-		_, ok := img.TopicByID(id)
-		return ok
+	for _, q := range s.deps.Root.Quarantine(func(id commitlog.PartitionID) bool {
+		t, ok := img.TopicByID(id.Topic)
+		return ok && (id.Number == 0 || int(id.Number) < len(t.Partitions) || t.Phase == metadata.TopicDeleting)
 	}) {
 		s.deps.Log.Warn().Str("path", q.Path).Str("topic", q.Name).Int64("bytes", q.Bytes).Msg("nothing of the cluster uses this: it is kept")
 	}
@@ -447,8 +447,7 @@ func (s *Set) place(img *metadata.Image, t *metadata.Topic, n int32) error {
 // open opens the log of a replica, and notes what it finds.
 func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 	k := key{t.ID, n}
-	known := newProducers(s.cfg.Producers)
-	log, rec, err := s.openLog(t, n, known)
+	log, known, rec, err := s.openLog(t, n)
 	switch {
 	case errors.Is(err, commitlog.ErrFailed):
 		return nil, fmt.Errorf("open %s/%d: %w", t.Name, n, err)
@@ -496,26 +495,38 @@ func (s *Set) open(t *metadata.Topic, n int32) (*Partition, error) {
 }
 
 // openLog opens the files of a replica. One whose files are lost begins anew when
-// nobody counts on it any more, or it was elected in the knowledge of the loss;
-// what is left is set aside.
-func (s *Set) openLog(t *metadata.Topic, n int32, known *producers) (*commitlog.Log, commitlog.Recovery, error) {
-	mp := &t.Partitions[n]
-	cfg := logConfig(t, mp)
-	cfg.Producers = known
-	open := func(create bool) (*commitlog.Log, commitlog.Recovery, error) {
-		return s.deps.Root.OpenPartition(t.ID, t.Name, n, cfg, create)
+// nobody counts on it any more, or it was elected in the knowledge of the loss,
+// and so does one whose files are of an earlier partition; what is left is set
+// aside.
+func (s *Set) openLog(t *metadata.Topic, n int32) (log *commitlog.Log, known *producers, rec commitlog.Recovery, err error) {
+	mp, id := &t.Partitions[n], commitlog.PartitionID{Topic: t.ID, Number: n}
+	open := func(create bool) {
+		cfg := logConfig(t, mp)
+		known = newProducers(s.cfg.Producers)
+		cfg.Producers = known
+		log, rec, err = s.deps.Root.OpenPartition(t.ID, t.Name, n, cfg, create)
 	}
-	log, rec, err := open(mayCreate(s.host.self, mp))
-	anew := electedLossy(s.host.self, mp) || (s.Recovered() && mp.LeaderEpoch > 1 && mayCreate(s.host.self, mp))
-	if !errors.Is(err, commitlog.ErrLost) || !anew {
-		return log, rec, err
+	create := mayCreate(s.host.self, mp)
+	open(create)
+	var why string
+	switch {
+	case errors.Is(err, commitlog.ErrLost) && (electedLossy(s.host.self, mp) || (s.Recovered() && !unused(mp) && create)):
+		create, why = true, "a lost replica begins anew"
+	case err == nil && earlier(log.LastEpoch(), mp):
+		why = "these records are of an earlier partition of this number, which the restored metadata do not know: they are set aside"
+		if err = s.deps.Root.ClosePartition(id); err != nil {
+			return nil, nil, rec, err
+		}
+	default:
+		return log, known, rec, err
 	}
-	path, aerr := s.deps.Root.SetAside(commitlog.PartitionID{Topic: t.ID, Number: n})
+	path, aerr := s.deps.Root.SetAside(id)
 	if aerr != nil {
-		return nil, rec, errors.Join(err, aerr)
+		return nil, nil, rec, errors.Join(err, aerr)
 	}
-	s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Str("set_aside", path).Err(err).Msg("a lost replica begins anew")
-	return open(true)
+	s.deps.Log.Error().Str("topic", t.Name).Int32("partition", n).Str("set_aside", path).Err(err).Msg(why)
+	open(create)
+	return log, known, rec, err
 }
 
 // drop takes a replica out of service. Its files stay.

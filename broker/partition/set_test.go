@@ -308,13 +308,56 @@ func TestMayCreate(t *testing.T) {
 	}{
 		"the first epoch": {metadata.Partition{LeaderEpoch: 1, ISR: []metadata.BrokerID{1, 2}}, true},
 		"the first epoch, and it fell out of sync with all it had": {metadata.Partition{LeaderEpoch: 1, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{1}}, false},
-		"nobody counts on it": {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{3}}, true},
-		"in sync":             {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{1, 2}}, false},
-		"eligible":            {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{1}}, false},
-		"the last known":      {metadata.Partition{LeaderEpoch: 2, LastKnown: []metadata.BrokerID{1}}, false},
+		"nobody counts on it":                    {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{3}}, true},
+		"in sync":                                {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{1, 2}}, false},
+		"eligible":                               {metadata.Partition{LeaderEpoch: 2, ISR: []metadata.BrokerID{2}, ELR: []metadata.BrokerID{1}}, false},
+		"the last known":                         {metadata.Partition{LeaderEpoch: 2, LastKnown: []metadata.BrokerID{1}}, false},
+		"the first epoch in a restored cluster":  {metadata.Partition{LeaderEpoch: 5*epochBlock + 1, PartitionEpoch: 1, ISR: []metadata.BrokerID{1, 2}}, true},
+		"the second epoch in a restored cluster": {metadata.Partition{LeaderEpoch: 5*epochBlock + 2, PartitionEpoch: 2, ISR: []metadata.BrokerID{1, 2}}, false},
+		"it was in the backup":                   {metadata.Partition{LeaderEpoch: 5 * epochBlock, PartitionEpoch: 5 * epochBlock, LastKnown: []metadata.BrokerID{1}}, false},
+		"it was in the backup, and is led again": {metadata.Partition{LeaderEpoch: 5*epochBlock + 1, PartitionEpoch: 5*epochBlock + 1, ISR: []metadata.BrokerID{1}}, false},
 	} {
 		if got := mayCreate(1, &tt.mp); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+// The metadata are restored from a backup that does not know a partition, and it is
+// added once more: what its directory holds is of the earlier one, whatever became
+// of the other copies, and is set aside. One that was in the backup is none such.
+func TestAddedOnceMore(t *testing.T) {
+	const restored = 7 * epochBlock
+	for name, tt := range map[string]struct {
+		partitionEpoch int64
+		base           int64
+		aside          int
+	}{"anew": {1, 0, 1}, "in the backup": {restored + 1, 3, 0}} {
+		t.Run(name, func(t *testing.T) {
+			mem := vfs.NewMem()
+			id := uuid.New()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, mem)
+				r.append(r.topicOf(id, "orders", bySync, nil, 1), 3)
+				r.end(false)
+			})
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, mem)
+				defer r.end(false)
+				objects := metadatatest.TopicObjects(id, "orders", 1, me, restored+1)
+				objects[1].GetPartition().PartitionEpoch = tt.partitionEpoch
+				r.publish(objects...)
+				p, err := r.Get(id, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a := r.append(p, 1); int64(a.Base) != tt.base || a.Epoch != restored+1 {
+					t.Errorf("appended at %d in epoch %d, want %d", a.Base, a.Epoch, tt.base)
+				}
+				if q := r.root.Quarantined(); len(q) != tt.aside {
+					t.Errorf("set aside: %+v, want %d", q, tt.aside)
+				}
+			})
+		})
 	}
 }

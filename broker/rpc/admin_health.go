@@ -14,6 +14,7 @@ import (
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
+	"github.com/runnelmq/runnel/internal/wire"
 )
 
 // healthWait is how long the other brokers may take to tell what is wrong with
@@ -75,7 +76,8 @@ func (f *findings) unasked(b *metadata.Broker, by metadata.BrokerID, err error) 
 	case code == codes.Unimplemented:
 		f.add(info, "broker_unasked", subject, "its version is too old to tell other brokers of its disk and its copies: ask it itself")
 	default:
-		f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %v", by, err)
+		f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %s", by,
+			wire.DialText(status.Convert(err).Message()))
 	}
 }
 

@@ -40,6 +40,11 @@ func TestMistakes(t *testing.T) {
 		want string
 	}{
 		"no such command":      {[]string{"tpoic"}, exitUsage, `no command "runnel tpoic"`},
+		"a command's typo":     {[]string{"topic", "crate"}, exitUsage, `no command "runnel topic crate": did you mean create?`},
+		"version":              {[]string{"version"}, exitUsage, "did you mean --version?"},
+		"an option as a flag":  {[]string{"broker", "--id", "1"}, exitUsage, "as --set id=VALUE"},
+		"no etcd":              {[]string{"controller", "members", "--etcd-endpoints", nobody}, exitTimeout, "no member of etcd can be reached: dial tcp 127.0.0.1:1: connect"},
+		"no etcd, what to do":  {[]string{"controller", "remove", "x", "--etcd-endpoints", nobody}, exitTimeout, "Check that a controller runs there"},
 		"no such subcommand":   {[]string{"topic", "make"}, exitUsage, `no command "runnel topic make"`},
 		"no such flag":         {[]string{"topic", "list", "--wrong"}, exitUsage, "--help"},
 		"missing name":         {[]string{"topic", "create"}, exitUsage, "NAME is missing"},

@@ -32,6 +32,9 @@ func (a *app) controllerConfig(f serverFlags) (cfg controller.Config, done bool,
 	return cfg, done, err
 }
 
+// errNoAnswerOfEtcd is part of what commands that ask etcd, and no broker, fail with when --timeout is over.
+var errNoAnswerOfEtcd = errors.New("no answer")
+
 // managing calls f with the configuration, within --timeout.
 func (a *app) managing(ctx context.Context, f controllerFlags, do func(context.Context, controller.Config) error) error {
 	cfg, done, err := a.controllerConfig(f.serverFlags)
@@ -40,7 +43,11 @@ func (a *app) managing(ctx context.Context, f controllerFlags, do func(context.C
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	return do(ctx, cfg)
+	err = do(ctx, cfg)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", err, errNoAnswerOfEtcd)
+	}
+	return err
 }
 
 func (a *app) controllerJoin() *cobra.Command {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/runnelmq/runnel/client"
+	"github.com/runnelmq/runnel/controller"
 )
 
 // Exit codes.
@@ -100,7 +101,8 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, client.ErrUnreachable), errors.Is(err, client.ErrDeliveryTimeout):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, client.ErrUnreachable), errors.Is(err, client.ErrDeliveryTimeout),
+		errors.Is(err, controller.ErrNoEtcd):
 		return exitTimeout
 	}
 	return exitFailed
@@ -116,6 +118,15 @@ func (a *app) explain(err error) string {
 		return ""
 	case usage:
 		hint = "Add --help to see what there is."
+	case errors.Is(err, controller.ErrNoEtcd):
+		hint = "Check that a controller runs there: its port is etcd.client of its configuration; or name another with --etcd-endpoints."
+	case errors.Is(err, errNoAnswerOfEtcd):
+		hint = fmt.Sprintf("It did not end within %v: etcd answers while a majority of the controllers runs, and, with etcd.ca_file, over TLS alone. "+
+			"Name another controller with --etcd-endpoints, or wait longer with --timeout.", a.timeout)
+	case errors.Is(err, client.ErrUnreachable) && strings.Contains(text, "x509: ") && !errors.Is(err, client.ErrOutcomeUnknown):
+		hint = "Name the authority that signed the brokers' certificates with --tls-ca FILE (or the environment variable RUNNEL_TLS_CA), and the brokers as their certificates do."
+	case errors.Is(err, client.ErrUnreachable) && strings.Contains(text, "is it a port with TLS"):
+		hint = fmt.Sprintf("Tried %s. If they have TLS, add --tls-ca FILE (or set RUNNEL_TLS_CA), else name a port for clients with --brokers host:port.", strings.Join(a.brokers, ", "))
 	case errors.Is(err, client.ErrUnreachable) && !errors.Is(err, client.ErrOutcomeUnknown):
 		hint = fmt.Sprintf("Tried %s. Start a node here with: %s\nor name a broker that runs with --brokers host:port (or the environment variable RUNNEL_BROKERS).", strings.Join(a.brokers, ", "), a.typed("dev"))
 	case errors.Is(err, client.ErrGroupNotFound):
@@ -188,7 +199,7 @@ a topic, write a line and read it back.`,
 	f.StringVar(&a.format, "format", "text", "output `text|json`")
 	f.Lookup("brokers").DefValue = defaultBrokers
 	a.tls.add(root, a.getenv)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usageError{flagError(c, err)} })
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.check() }
 	root.AddGroup(
 		&cobra.Group{ID: "server", Title: "Servers:"},
@@ -203,7 +214,10 @@ a topic, write a line and read it back.`,
 }
 
 // flagError says what a flag wants, instead of how its value was parsed.
-func flagError(err error) error {
+func flagError(c *cobra.Command, err error) error {
+	if no, ok := errors.AsType[*pflag.NotExistError](err); ok && c.Flags().Lookup("set") != nil {
+		return fmt.Errorf("%w: what belongs to the configuration is given with --config FILE, or as --set %s=VALUE", err, no.GetSpecifiedName())
+	}
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err
@@ -281,7 +295,14 @@ func noun(use, short string, subs ...*cobra.Command) *cobra.Command {
 // helpOnly runs a command that does nothing without a subcommand.
 func helpOnly(c *cobra.Command, got []string) error {
 	if len(got) > 0 {
-		return usagef("there is no command %q", c.CommandPath()+" "+got[0])
+		c.SuggestionsMinimumDistance = 2
+		meant := ""
+		if near := c.SuggestionsFor(got[0]); len(near) > 0 {
+			meant = ": did you mean " + strings.Join(near, " or ") + "?"
+		} else if got[0] == "version" && !c.HasParent() {
+			meant = ": did you mean --version?"
+		}
+		return usagef("there is no command %q%s", c.CommandPath()+" "+got[0], meant)
 	}
 	return c.Help()
 }

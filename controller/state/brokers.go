@@ -197,7 +197,7 @@ func (i *Image) Judge(id BrokerID, epoch int64, found map[PartitionKey]ReplicaRe
 // for one that cannot have been used yet; a member of the ELR was.
 func intact(p *Partition, id BrokerID, found map[PartitionKey]ReplicaReport) bool {
 	r, ok := found[p.PartitionKey()]
-	return (ok && r.Shape == ShapeIntact) || (!ok && p.LeaderEpoch <= 1 && !slices.Contains(p.ELR, id))
+	return (ok && r.Shape == ShapeIntact) || (!ok && p.unused() && !slices.Contains(p.ELR, id))
 }
 
 // Recover returns the next transaction of recovery elections: a partition that has no member known to be complete gets the

@@ -10,6 +10,7 @@ import (
 	"hash/crc32"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/runnelmq/runnel/controller/encoding"
 	"github.com/runnelmq/runnel/controller/state"
@@ -139,10 +140,11 @@ func (s *summed) ReadByte() (byte, error) {
 // Restore writes the objects of a backup into a store without a cluster. The cluster's identity comes last: a store whose
 // restoration was cut short is no cluster, and can be restored into again.
 func (s *Store) Restore(ctx context.Context, objects []state.Object) (BackupInfo, error) {
+	now := time.Now()
 	var changes []state.Change
 	var cluster *state.Change
 	for _, o := range objects {
-		if o = state.Restored(o); o == nil {
+		if o = state.Restored(o, now); o == nil {
 			continue
 		}
 		c := state.Change{Key: o.Key(), Object: o}

@@ -25,8 +25,12 @@ var (
 	ErrMemberLost = errors.New("a member with this address exists already and had data: remove it before it is replaced")
 )
 
-// promotePeriod is the time between tries to make a learner a voting member.
-const promotePeriod = 500 * time.Millisecond
+// promotePeriod is the time between tries to make a learner a voting member, askTimeout how long one of them may take. etcd
+// never answers a change of members that was lost because another member became its leader meanwhile.
+const (
+	promotePeriod = 500 * time.Millisecond
+	askTimeout    = 5 * time.Second
+)
 
 // A MemberInfo is an etcd member as the others know it.
 type MemberInfo struct {
@@ -105,7 +109,7 @@ func (e Embedded) prepareJoin(ctx context.Context, cfg *embed.Config, log zerolo
 		// A member that forgot what it voted for must not vote again.
 		return fmt.Errorf("join as %s: %w (runnel controller remove %s)", mine, ErrMemberLost, members[n].GetName())
 	case n < 0:
-		if members, err = etcd.addLearner(ctx, mine); err != nil {
+		if members, err = etcd.addLearner(ctx, mine, log); err != nil {
 			return fmt.Errorf("join as %s: %w", mine, translate(err))
 		}
 	}
@@ -129,15 +133,31 @@ func (e Embedded) prepareJoin(ctx context.Context, cfg *embed.Config, log zerolo
 }
 
 // addLearner announces a member, as soon as the others are well enough for that.
-func (e *Etcd) addLearner(ctx context.Context, peer string) ([]*etcdserverpb.Member, error) {
-	for {
-		resp, err := e.client.MemberAddAsLearner(ctx, []string{peer})
-		if err == nil {
+func (e *Etcd) addLearner(ctx context.Context, peer string, log zerolog.Logger) ([]*etcdserverpb.Member, error) {
+	for said, unsure := "", false; ; {
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		resp, err := e.client.MemberAddAsLearner(ask, []string{peer})
+		cancel()
+		lost := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
+		switch {
+		case err == nil:
 			return resp.Members, nil
+		case unsure && errors.Is(err, rpctypes.ErrPeerURLExist): // what had no answer was done
+			list, err := e.client.MemberList(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return list.Members, nil
+		case lost:
+			unsure = true
+		case !errors.Is(err, rpctypes.ErrUnhealthy) && !errors.Is(err, rpctypes.ErrTooManyLearners):
+			return nil, err // else they were connected for too short a time, or another one is joining
 		}
-		// They were connected for too short a time, or another one is joining.
-		busy := errors.Is(err, rpctypes.ErrUnhealthy) || errors.Is(err, rpctypes.ErrTooManyLearners)
-		if !busy || !lifecycle.Wait(ctx, promotePeriod) {
+		if err.Error() != said {
+			said = err.Error()
+			log.Info().Str("peer", peer).Str("answer", said).Msg("waiting to be taken as a member by the cluster's etcd")
+		}
+		if !lifecycle.Wait(ctx, promotePeriod) {
 			return nil, err
 		}
 	}
@@ -157,7 +177,9 @@ func (e Embedded) promote(ctx context.Context, member *etcdserver.EtcdServer, lo
 	defer func() { _ = etcd.Close() }()
 	for {
 		// It has its vote when the others say so, and when it knows itself.
-		_, err := etcd.client.MemberPromote(ctx, uint64(member.MemberID()))
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		_, err := etcd.client.MemberPromote(ask, uint64(member.MemberID()))
+		cancel()
 		voter := err == nil || errors.Is(err, rpctypes.ErrMemberNotLearner)
 		if voter && !member.IsLearner() {
 			log.Info().Msg("this member of etcd has a vote now")

@@ -3,6 +3,7 @@ package commitlog
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,9 +11,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// Quarantined is a directory of a data root that no metadata speaks of, or an
-// entry that is none of ours. It lies where it was found and is left alone;
-// nothing but the confirmed deletion of its topic ([Root.RemoveTopic]) deletes
+// Quarantined is a directory of a data root that no metadata speaks of, a topic's
+// or a partition's, or an entry that is none of ours. It lies where it was found and
+// is left alone; nothing but the confirmed deletion of its topic ([Root.RemoveTopic]) deletes
 // it. When the metadata knows the topic again its partitions are opened as if
 // nothing had been.
 type Quarantined struct {
@@ -28,33 +29,33 @@ type Quarantined struct {
 	Bytes int64
 }
 
-// Quarantine lists what is on the disk and is of no topic that known knows. It
-// is to be called with whole metadata only, and again when they changed; it
-// changes nothing on the disk, so that a wrong answer of known costs nothing.
-// A topic with a partition that is open is known.
-func (r *Root) Quarantine(known func(topic uuid.UUID) bool) []Quarantined {
+// Quarantine lists what is on the disk and is of no partition that known knows: of
+// a topic with partition 0 known, each such directory by itself, else the topic as
+// a whole. It is to be called with whole metadata only, and again when they
+// changed; it changes nothing on the disk, so that a wrong answer of known costs
+// nothing. A topic with a partition that is open is known, and so is that partition.
+func (r *Root) Quarantine(known func(PartitionID) bool) []Quarantined {
 	r.mu.Lock()
-	topics := map[uuid.UUID]*Quarantined{}
-	for id, p := range r.found {
-		q := topics[id.Topic]
-		if q == nil {
-			q = &Quarantined{Path: r.topicDir(id.Topic), Topic: id.Topic, Name: p.Topic}
-			topics[id.Topic] = q
-		}
-		q.Partitions = append(q.Partitions, id.Number)
-	}
-	open := map[uuid.UUID]bool{}
-	for id := range r.logs {
-		open[id.Topic] = true
-	}
-	strays := slices.Clone(r.strays)
+	open, found, strays := r.openInLock(), maps.Clone(r.found), slices.Clone(r.strays)
 	r.mu.Unlock()
 
-	var list []Quarantined
-	for topic, q := range topics {
-		if open[topic] || known(topic) {
+	knows := func(topic uuid.UUID) bool { return open[topic] != nil || known(PartitionID{Topic: topic}) }
+	unknown := map[string]*Quarantined{}
+	for id, p := range found {
+		path := p.Path
+		switch {
+		case !knows(id.Topic):
+			path = r.topicDir(id.Topic)
+		case open[id.Topic][id.Number] || known(id):
 			continue
 		}
+		if unknown[path] == nil {
+			unknown[path] = &Quarantined{Path: path, Topic: id.Topic, Name: p.Topic}
+		}
+		unknown[path].Partitions = append(unknown[path].Partitions, id.Number)
+	}
+	var list []Quarantined
+	for _, q := range unknown {
 		slices.Sort(q.Partitions)
 		q.Bytes = r.bytesBelow(q.Path)
 		list = append(list, *q)
@@ -62,7 +63,7 @@ func (r *Root) Quarantine(known func(topic uuid.UUID) bool) []Quarantined {
 	for _, s := range strays {
 		q := Quarantined{Path: s.Path}
 		if topic, err := parseTopicDir(filepath.Base(s.Path)); err == nil && s.IsDir {
-			if known(topic) {
+			if known(PartitionID{Topic: topic}) {
 				continue // unreadable, and reported as lost when it is opened
 			}
 			q.Topic = topic
@@ -83,19 +84,29 @@ func (r *Root) Quarantine(known func(topic uuid.UUID) bool) []Quarantined {
 // or removed since, also by others.
 func (r *Root) Quarantined() []Quarantined {
 	r.mu.Lock()
-	open := map[uuid.UUID]bool{}
-	for id := range r.logs {
-		open[id.Topic] = true
-	}
+	open := r.openInLock()
 	list := slices.Clone(r.quarantine)
 	r.mu.Unlock()
 	return slices.DeleteFunc(list, func(q Quarantined) bool {
-		if q.Topic != uuid.Nil && open[q.Topic] {
+		whole := q.Path == r.topicDir(q.Topic)
+		if whole && open[q.Topic] != nil || !whole && len(q.Partitions) == 1 && open[q.Topic][q.Partitions[0]] {
 			return true
 		}
 		_, err := r.fs.Stat(q.Path)
 		return errors.Is(err, fs.ErrNotExist)
 	})
+}
+
+// openInLock returns the partitions that are open, by topic. It needs mu.
+func (r *Root) openInLock() map[uuid.UUID]map[int32]bool {
+	open := map[uuid.UUID]map[int32]bool{}
+	for id := range r.logs {
+		if open[id.Topic] == nil {
+			open[id.Topic] = map[int32]bool{}
+		}
+		open[id.Topic][id.Number] = true
+	}
+	return open
 }
 
 // bytesBelow adds up the sizes of a file, or of the files in a directory.

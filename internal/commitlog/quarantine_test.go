@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -34,7 +33,7 @@ func fileSizes(t *testing.T, fsys vfs.FS, dir string) map[string]int64 {
 	return all
 }
 
-func nobody(uuid.UUID) bool { return false }
+func nobody(commitlog.PartitionID) bool { return false }
 
 // ST-06: metadata that know of nothing cost nothing.
 func TestRoot_Quarantine_keepsEverything(t *testing.T) {
@@ -52,7 +51,7 @@ func TestRoot_Quarantine_keepsEverything(t *testing.T) {
 	for range 3 { // starts with metadata that know B only
 		r = openRoot(t, m, rootOptions())
 		openPartition(t, r, topicB, 0, false)
-		q := r.Quarantine(func(id uuid.UUID) bool { return id == topicB })
+		q := r.Quarantine(func(id commitlog.PartitionID) bool { return id.Topic == topicB })
 		want := []commitlog.Quarantined{{
 			Path: rootDir + "/" + topicA.String(), Topic: topicA, Name: "topic-a", Partitions: []int32{0, 1, 2},
 		}}
@@ -127,7 +126,7 @@ func TestRoot_Quarantine_listsStrangers(t *testing.T) {
 		vfs.WriteFileAtomic(m, rootDir+"/core.123", []byte("12345")))
 	r = openRoot(t, m, rootOptions())
 	var got []string
-	for _, q := range r.Quarantine(func(id uuid.UUID) bool { return id == topicA }) {
+	for _, q := range r.Quarantine(func(id commitlog.PartitionID) bool { return id.Topic == topicA }) {
 		got = append(got, fmt.Sprint(strings.TrimPrefix(q.Path, rootDir+"/"), " ", q.Bytes))
 	}
 	want := []string{
@@ -296,5 +295,45 @@ func mustFailFull(t *testing.T, log *commitlog.Log) {
 	t.Helper()
 	if err := appendValue(log, "no room"); !errors.Is(err, commitlog.ErrStorageFull) {
 		t.Fatalf("append on a full disk: %v, want ErrStorageFull", err)
+	}
+}
+
+// Of a topic that is known, a partition that is not is listed, until it is opened
+// or set aside; what was set aside is listed at once.
+func TestRoot_Quarantine_ofAPartition(t *testing.T) {
+	m := vfs.NewMem()
+	r := openRoot(t, m, rootOptions())
+	for n := range int32(4) {
+		log, _ := openPartition(t, r, topicA, n, true)
+		mustAppend(t, log, fmt.Sprint("a", n))
+	}
+	closeRoot(t, r, 1)
+	r = openRoot(t, m, rootOptions())
+	openPartition(t, r, topicA, 0, false)
+	paths := func(list []commitlog.Quarantined) (paths []string) {
+		for _, q := range list {
+			paths = append(paths, strings.TrimPrefix(q.Path, rootDir+"/"+topicA.String()+"/"))
+			if q.Bytes == 0 {
+				t.Errorf("%s has no bytes", q.Path)
+			}
+		}
+		return paths
+	}
+	two := func(id commitlog.PartitionID) bool { return id.Topic == topicA && id.Number < 2 }
+	if diff := cmp.Diff([]string{"2", "3"}, paths(r.Quarantine(two))); diff != "" {
+		t.Errorf("quarantine, -want +got:\n%s", diff)
+	}
+	openPartition(t, r, topicA, 2, false)
+	if diff := cmp.Diff([]string{"3"}, paths(r.Quarantined())); diff != "" {
+		t.Errorf("one is opened, -want +got:\n%s", diff)
+	}
+	aside, err := r.SetAside(commitlog.PartitionID{Topic: topicA, Number: 3})
+	rootMust(t, err)
+	want := []string{strings.TrimPrefix(aside, rootDir+"/"+topicA.String()+"/")}
+	if diff := cmp.Diff(want, paths(r.Quarantined())); diff != "" {
+		t.Errorf("one is set aside, -want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff(want, paths(r.Quarantine(two))); diff != "" {
+		t.Errorf("and listed anew, -want +got:\n%s", diff)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -58,7 +57,7 @@ func TestRoot_directoriesInPlaceOfFiles(t *testing.T) {
 					t.Errorf("%s, clean %v: %v\n%s\n%+v", name, clean, err, diff, rec)
 				}
 				rootMust(t, log.Checkpoint())
-				listed := r.Quarantine(func(id uuid.UUID) bool { return id == topicA })
+				listed := r.Quarantine(func(id commitlog.PartitionID) bool { return id.Topic == topicA })
 				if !slices.ContainsFunc(listed, func(q commitlog.Quarantined) bool { return q.Path == path+".strange" }) {
 					if name != "topic" || len(listed) != 0 {
 						t.Errorf("%s is not among %+v", name, listed)

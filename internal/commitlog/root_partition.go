@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -304,11 +305,13 @@ func (r *Root) SetAside(id PartitionID) (path string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("set partition %s aside: %w", id, r.failure.Check(err))
 	}
+	bytes := r.bytesBelow(path)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	delete(r.found, id)
 	delete(r.unverified, id)
 	r.strays = append(r.strays, Stray{path, true})
+	r.quarantine = append(slices.Clone(r.quarantine), Quarantined{Path: path, Bytes: bytes})
 	return path, nil
 }

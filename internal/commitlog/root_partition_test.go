@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/uuid"
 
 	"github.com/runnelmq/runnel/internal/commitlog"
 	"github.com/runnelmq/runnel/internal/vfs"
@@ -277,7 +276,7 @@ func TestRoot_SetAside(t *testing.T) {
 	}
 	closeRoot(t, r, 1)
 	r = openRoot(t, m, rootOptions())
-	if q := r.Quarantine(func(uuid.UUID) bool { return true }); len(q) != 1 || q[0].Path != path || q[0].Bytes == 0 {
+	if q := r.Quarantine(func(commitlog.PartitionID) bool { return true }); len(q) != 1 || q[0].Path != path || q[0].Bytes == 0 {
 		t.Errorf("quarantine %+v, want %s", q, path)
 	}
 }
