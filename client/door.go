@@ -34,6 +34,8 @@ func (d *door) judge(err error) error {
 		d.in.Store(true)
 	case ok && st.Code() == codes.Unavailable && !d.in.Load() && distrusts(st.Message()):
 		return &unreachableError{text: wire.DialText(st.Message()), distrust: true}
+	case ok && st.Code() == codes.Unavailable && neverConnected(st.Message()):
+		return err // it says all there is to say by itself
 	case ok && st.Code() == codes.Unavailable && !d.in.Load() && len(st.Details()) == 0 && slammed(st.Message()):
 		return &unreachableError{text: wire.DialText(st.Message()) + ", and nothing was ever answered on one: " + wire.NoGRPC, lost: true}
 	}

@@ -33,3 +33,12 @@ func TestDoor_slammed(t *testing.T) {
 		t.Errorf("after an answer: %v", err)
 	}
 }
+
+// gRPC's words about a connection that never came about are said once.
+func TestDoor_neverOpened(t *testing.T) {
+	var d door
+	err := rpcError(d.judge(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: read tcp 127.0.0.1:1->127.0.0.1:2: connection reset by peer"`)))
+	if !errors.Is(err, ErrUnreachable) || strings.Count(err.Error(), "is it a port with TLS") != 1 || strings.Contains(err.Error(), "lost") {
+		t.Errorf("it says %v", err)
+	}
+}

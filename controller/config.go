@@ -77,7 +77,7 @@ type ClusterConfig struct {
 type TopicsConfig struct {
 	// Partitions is how many partitions a new topic gets that asks for no number. Default: 1.
 	Partitions int32 `yaml:"partitions" env:"PARTITIONS"`
-	// ReplicationFactor is how many copies they get if it does not say, or as many as brokers are in service where that is less. Default: 3.
+	// ReplicationFactor is how many copies they get if it does not say, or as many as there are brokers, in service or not, where that is less. Default: 3.
 	ReplicationFactor int32 `yaml:"replication_factor" env:"REPLICATION_FACTOR"`
 	// MaxPartitions is how many partitions one topic may have. Default: 10000.
 	MaxPartitions int32 `yaml:"max_partitions" env:"MAX_PARTITIONS"`

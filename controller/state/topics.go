@@ -21,7 +21,7 @@ const internalPrefix = "__"
 // Defaults are what the cluster gives a topic that does not say.
 type Defaults struct {
 	Partitions        int32
-	ReplicationFactor int32 // capped at the number of usable brokers
+	ReplicationFactor int32 // capped at the number of brokers there are, in service or not
 	Configs           map[string]string
 	MaxPartitions     int32 // of one topic
 	// InternalFactor is the replication factor that internal topics grow to.
@@ -133,7 +133,8 @@ func (i *Image) newTopic(n NewTopic, d Defaults) (*Topic, error) {
 		return nil, err
 	}
 	usable := len(i.usable())
-	t.ReplicationFactor = min(d.ReplicationFactor, int32(max(usable, 1))) //nolint:gosec // few brokers
+	// Not at the number in service: what is created while a broker restarts would have a copy less for ever.
+	t.ReplicationFactor = min(d.ReplicationFactor, int32(max(len(i.brokers), 1))) //nolint:gosec // few brokers
 	if n.ReplicationFactor != nil {
 		t.ReplicationFactor = *n.ReplicationFactor
 	}
@@ -183,7 +184,7 @@ func (i *Image) unusable() string {
 	for _, id := range closed {
 		names = append(names, itoa(id))
 	}
-	return "; not in service: broker " + strings.Join(names, ", ")
+	return "; not in service: broker " + strings.Join(names, ", ") + ": try again when it is, or ask for fewer copies"
 }
 
 // loads returns all brokers with what they hold; closed are those that can be given nothing.

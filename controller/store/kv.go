@@ -102,6 +102,6 @@ var (
 	ErrConflict = errors.New("the object changed meanwhile")
 	// ErrUnknown is returned when it could not be found out in time whether a transaction was made.
 	ErrUnknown = errors.New("the metadata store does not answer: it is unknown whether the change was made")
-	// ErrNoCluster is returned when the store holds no cluster and none is to be made.
-	ErrNoCluster = errors.New("the metadata store holds no cluster: start the first controller of a new cluster once with --bootstrap")
+	// ErrNoCluster is returned when the store holds no cluster of the name asked for, and none is to be made.
+	ErrNoCluster = errors.New("the metadata store holds no cluster")
 )

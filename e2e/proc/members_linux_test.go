@@ -36,7 +36,7 @@ func TestControllerCommands(t *testing.T) {
 		t.Errorf("a backup over another: exit code %d\n%s", again.Code, again.Stderr)
 	}
 	onto := broker.try(t, broker.command(t, "controller", "restore", file, "--set", "data_dir="+g.Controllers[0].Data))
-	if onto.Code != 1 || !strings.Contains(onto.Stderr, "remove") {
+	if onto.Code != 1 || !strings.Contains(onto.Stderr, "with every broker and controller stopped: move ") {
 		t.Errorf("a restore over data: exit code %d\n%s", onto.Code, onto.Stderr)
 	}
 

@@ -92,7 +92,7 @@ const (
 	ControllerState_CONTROLLER_STATE_ACTIVE ControllerState = 1
 	// It serves, and waits to take over.
 	ControllerState_CONTROLLER_STATE_STANDBY ControllerState = 2
-	// It can't be reached, or does not serve.
+	// It can't be reached, or does not serve, or refuses the broker that was asked.
 	ControllerState_CONTROLLER_STATE_DOWN ControllerState = 3
 )
 
@@ -450,7 +450,7 @@ type NewTopic struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Absent: the cluster's default (1).
 	Partitions *int32 `protobuf:"varint,2,opt,name=partitions,proto3,oneof" json:"partitions,omitempty"`
-	// Absent: the cluster's default (3, or as many as there are brokers).
+	// Absent: the cluster's default (3, or as many as there are brokers, in service or not).
 	ReplicationFactor *int32 `protobuf:"varint,3,opt,name=replication_factor,json=replicationFactor,proto3,oneof" json:"replication_factor,omitempty"`
 	// Configuration by key, such as "retention.ms".
 	Configs map[string]string `protobuf:"bytes,4,rep,name=configs,proto3" json:"configs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
