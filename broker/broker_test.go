@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
@@ -393,6 +394,21 @@ func TestHealthFindings(t *testing.T) {
 		synctest.Wait()
 		if got := kinds(); !slices.Equal(got, []string{"quarantined_directory"}) {
 			t.Errorf("an unknown directory: %v", got)
+		}
+		w.controller.Set(metadatatest.Refuse(status.Error(codes.Unauthenticated, "another secret")))
+		w.controller.Break(status.Error(codes.Unavailable, "restarted"))
+		time.Sleep(5 * time.Second)
+		if got := kinds(); !slices.Equal(got, []string{"controller_refuses", "no_controller", "quarantined_directory"}) {
+			t.Errorf("refused by the controller: %v", got)
+		}
+		d, err := w.admin().DescribeCluster(t.Context(), &runnelv1.DescribeClusterRequest{})
+		if err != nil || len(d.GetControllers()) != 1 || d.GetControllers()[0].GetProblem() != "it refuses this broker: another secret" ||
+			d.GetControllers()[0].GetState() != runnelv1.ControllerState_CONTROLLER_STATE_DOWN {
+			t.Errorf("refused by the controller: %v, %v", d.GetControllers(), err)
+		}
+		_, err = w.admin().CreateTopics(t.Context(), &runnelv1.CreateTopicsRequest{Topics: []*runnelv1.NewTopic{{Name: "t"}}, Timeout: durationpb.New(time.Second)})
+		if rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE || !strings.HasSuffix(status.Convert(err).Message(), "the controllers refuse this broker: another secret") {
+			t.Errorf("a topic without a controller: %v", err)
 		}
 	})
 }

@@ -129,7 +129,7 @@ func (n *node) build(sec security) {
 	}, partition.Deps{
 		Root: n.root, Store: n.store, Session: n.session, Metrics: reg, Log: b.deps.Log.With().Str("component", "partition").Logger(),
 	})
-	finder := metadata.Finder{Store: n.store, CatchUp: n.session.CatchUp}
+	finder := metadata.Finder{Store: n.store, CatchUp: n.session.CatchUp, Refusal: n.session.Refusal}
 	pool := wire.NewPool()
 	codec := wire.NewCodec(pool)
 	log := b.deps.Log.With().Str("component", "rpc").Logger()

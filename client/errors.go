@@ -58,6 +58,7 @@ var (
 	ErrUnsupported              = reason(runnelv1.ErrorReason_ERROR_REASON_UNSUPPORTED)
 	ErrShuttingDown             = reason(runnelv1.ErrorReason_ERROR_REASON_SHUTTING_DOWN)
 	ErrTimeout                  = reason(runnelv1.ErrorReason_ERROR_REASON_TIMEOUT)
+	ErrUnauthenticated          = reason(runnelv1.ErrorReason_ERROR_REASON_UNAUTHENTICATED)
 	ErrTopicNotFound            = reason(runnelv1.ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND)
 	ErrPartitionNotFound        = reason(runnelv1.ErrorReason_ERROR_REASON_PARTITION_NOT_FOUND)
 	ErrTopicIDMismatch          = reason(runnelv1.ErrorReason_ERROR_REASON_TOPIC_ID_MISMATCH)

@@ -129,7 +129,7 @@ func TestErrors(t *testing.T) {
 // it can meet.
 func TestEveryReasonHasAnError(t *testing.T) {
 	all := []error{
-		ErrInternal, ErrInvalidRequest, ErrUnsupported, ErrShuttingDown, ErrTimeout, ErrTopicNotFound, ErrPartitionNotFound, ErrTopicIDMismatch,
+		ErrInternal, ErrInvalidRequest, ErrUnsupported, ErrShuttingDown, ErrTimeout, ErrUnauthenticated, ErrTopicNotFound, ErrPartitionNotFound, ErrTopicIDMismatch,
 		ErrTopicExists, ErrInvalidTopicName, ErrInvalidPartitions, ErrInvalidReplicationFactor, ErrInvalidConfig, ErrTopicInternal, ErrCorruptBatch,
 		ErrRecordTooLarge, ErrUnsupportedCompression, ErrInvalidTimestamp, ErrInvalidRecord, ErrOffsetOutOfRange, ErrOffsetNotAvailable,
 		ErrLogTruncated, ErrLogCorrupt, ErrNotLeader, ErrNoLeader, ErrFencedLeaderEpoch, ErrLeaderUnconfirmed, ErrMoving, ErrStaleMetadata,

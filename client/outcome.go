@@ -136,6 +136,9 @@ type entry struct {
 	stampMs int64
 }
 
+// keptOutcomes is for how many groups the room is kept once they have been told.
+const keptOutcomes = 1024
+
 // outcomes hands results to their callbacks, one at a time and in order, in
 // one goroutine, so that a slow callback does not stop the network.
 type outcomes struct {
@@ -189,6 +192,9 @@ func (o *outcomes) run(after func(*settled)) {
 			after(&batch[i])
 		}
 		clear(batch)
+		if cap(batch) > keptOutcomes {
+			batch = nil // what one flood took is not held for good
+		}
 	}
 }
 

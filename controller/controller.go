@@ -188,7 +188,7 @@ const (
 func (c *Controller) clusterID(ctx context.Context, s *store.Store) (uuid.UUID, error) {
 	for {
 		try, cancel := context.WithTimeout(ctx, storePatience)
-		id, err := s.ClusterID(try, uuid.New(), c.deps.Bootstrap || c.deps.Dev)
+		id, err := s.ClusterID(try, uuid.New(), c.deps.Bootstrap || c.deps.Dev, c.deps.KV == nil && len(c.cfg.Etcd.Endpoints) == 0)
 		silent := try.Err() != nil && ctx.Err() == nil
 		cancel()
 		if err == nil || !silent {

@@ -175,7 +175,7 @@ const heldFor = 3 * time.Minute
 
 // electAnother makes a cluster and a controller that holds it for heldFor and is never heard of again.
 func electAnother(ctx context.Context, s *store.Store) error {
-	if _, err := s.ClusterID(ctx, uuid.New(), true); err != nil {
+	if _, err := s.ClusterID(ctx, uuid.New(), true, false); err != nil {
 		return err
 	}
 	var counters *state.Counters

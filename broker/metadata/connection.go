@@ -210,6 +210,7 @@ func (c *connection) welcome(r *controllerv1.Registered) error {
 		c.timeout = t
 	}
 	c.registered = true
+	s.attempts.succeeded()
 	s.box.attach(c.client, c.addr, r.GetBrokerEpoch(), c.timeout)
 	s.cfg.Log.Info().Str("controller", c.addr).Int64("broker_epoch", r.GetBrokerEpoch()).Int64("controller_epoch", c.epoch).
 		Msg("registered with the controller")

@@ -27,6 +27,8 @@ type ControllerState struct {
 	Active bool
 	// Err says why it does not serve; nil when it does.
 	Err error
+	// Refused is true when it serves, but not this broker; Err is what it says.
+	Refused bool
 }
 
 // AskControllers asks all controllers that this broker was told of whether they
@@ -38,7 +40,12 @@ func (s *Session) AskControllers(ctx context.Context) []ControllerState {
 	var wg sync.WaitGroup
 	for n, addr := range s.cfg.Controllers {
 		states[n] = ControllerState{Address: addr, Active: addr == active}
-		wg.Go(func() { states[n].Err = s.askController(ctx, addr) })
+		wg.Go(func() {
+			states[n].Err = s.askController(ctx, addr)
+			if why := s.attempts.at(addr); why != "" && states[n].Err == nil {
+				states[n].Err, states[n].Refused = errors.New(why), true
+			}
+		})
 	}
 	wg.Wait()
 	return states

@@ -22,6 +22,16 @@ type Finder struct {
 	Store *Store
 	// CatchUp is Session.CatchUp.
 	CatchUp func(ctx context.Context) error
+	// Refusal is Session.Refusal; nil: nobody refuses.
+	Refusal func() string
+}
+
+// because is what is to be added to an error of a broker that has no controller.
+func (f Finder) because() string {
+	if f.Refusal == nil {
+		return ""
+	}
+	return Refused(f.Refusal())
 }
 
 // Find returns the active topic of that name, with that id unless it is empty.
@@ -42,7 +52,7 @@ func (f Finder) Find(ctx context.Context, name, id string) (*Topic, error) {
 			return nil, context.Cause(ctx)
 		}
 		return nil, refusal.New(ErrStale, map[string]string{"topic": name},
-			"this broker knows no such topic %q and can't ask a controller at present: try again", name)
+			"this broker knows no such topic %q and can't ask a controller at present: try again%s", name, f.because())
 	}
 	return f.Store.Load().Resolve(name, id)
 }
@@ -65,7 +75,7 @@ func (f Finder) Image(ctx context.Context) (*Image, error) {
 				return nil, context.Cause(ctx)
 			}
 			return nil, refusal.New(ErrStale, nil,
-				"this broker knows nothing of the cluster yet, for no controller has let it in since it was started: ask another broker, or try again")
+				"this broker knows nothing of the cluster yet, for no controller has let it in since it was started: ask another broker, or try again%s", f.because())
 		}
 	}
 }

@@ -108,6 +108,8 @@ type Session struct {
 	store   *Store
 	box     outbox
 	handler Handler // nil: nobody listens
+
+	attempts attempts
 }
 
 // NewSession returns a session that has not begun.
@@ -124,7 +126,6 @@ func (s *Session) Run(ctx context.Context) error {
 	next := rotation{addrs: s.cfg.Controllers}
 	backoff := backoffMin
 	var duplicateSince time.Time
-	var last complaint
 	served := false // a controller took this broker: one that was emptied since is only away
 	for ctx.Err() == nil {
 		addr := next.pick()
@@ -152,29 +153,13 @@ func (s *Session) Run(ctx context.Context) error {
 			s.cfg.Log.Debug().Str("controller", addr).Err(err).Msg("following to the active controller")
 			continue
 		}
-		s.complain(&last, addr, err, backoff)
+		s.cfg.Log.WithLevel(s.attempts.failed(addr, err)).Str("controller", addr).Err(err).Dur("retry_in", backoff).Msg("no session with the controller")
 		if !lifecycle.Wait(ctx, backoff/2+rand.N(backoff)) { //nolint:gosec // jitter is no secret
 			return nil
 		}
 		backoff = min(backoff*2, backoffMax)
 	}
 	return nil
-}
-
-// A complaint is what was last logged of a session that does not come about.
-type complaint struct {
-	text string
-	at   time.Time
-}
-
-// complain logs why there is no session, the same reason once in a while only.
-func (s *Session) complain(last *complaint, addr string, err error, retry time.Duration) {
-	level := zerolog.DebugLevel
-	if text := addr + err.Error(); text != last.text || time.Since(last.at) >= complainEvery {
-		*last = complaint{text, time.Now()}
-		level = zerolog.WarnLevel
-	}
-	s.cfg.Log.WithLevel(level).Str("controller", addr).Err(err).Dur("retry_in", retry).Msg("no session with the controller")
 }
 
 // A rotation chooses which controller to try next: the one it was sent to,
@@ -223,7 +208,7 @@ func (s *Session) connect(ctx context.Context, addr string) (registered bool, er
 	}
 	defer func() { _ = conn.Close() }() // it only fails when it was closed before
 	c := &connection{session: s, client: controllerv1.NewControllerServiceClient(conn), addr: addr, timeout: firstTimeout}
-	err = c.run(ctx)
+	err = inItsWords(c.run(ctx))
 	s.box.detach()
 	return c.registered, translate(err)
 }

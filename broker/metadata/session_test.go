@@ -1,6 +1,7 @@
 package metadata_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,7 @@ type world struct {
 	runErr      error
 	servers     []*grpc.Server
 	healths     []*health.Server
+	log         bytes.Buffer // JSON lines
 }
 
 func newWorld(t *testing.T, addrs ...string) *world {
@@ -105,7 +107,7 @@ func newWorld(t *testing.T, addrs ...string) *world {
 		Dial: func(addr string) (*grpc.ClientConn, error) {
 			return rpcserver.Dial(addr, rpcserver.DialOptions{Dial: dial})
 		},
-		Identity: w.id, Condition: func() metadata.Condition { return w.condition }, Log: zerolog.Nop(),
+		Identity: w.id, Condition: func() metadata.Condition { return w.condition }, Log: zerolog.New(zerolog.SyncWriter(&w.log)),
 	}, w.store)
 	return w
 }
@@ -344,75 +346,6 @@ func TestBackoff(t *testing.T) {
 		n := len(w.controllers["a"].Heard().Registers) + len(w.controllers["b"].Heard().Registers)
 		if n < 10 || n > 80 {
 			t.Errorf("%d attempts in 10 s", n)
-		}
-	})
-}
-
-func TestRefusesAnotherCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "a")
-		w.id.cluster = "11111111-1111-1111-1111-111111111111"
-		end := w.run(t)
-		time.Sleep(time.Second)
-		if w.store.Load().Revision != 0 {
-			t.Error("took metadata of another cluster")
-		}
-		end()
-		if !errors.Is(w.runErr, metadata.ErrClusterMismatch) {
-			t.Errorf("Run = %v", w.runErr)
-		}
-		if w.id.cluster != "11111111-1111-1111-1111-111111111111" {
-			t.Error("forgot its cluster")
-		}
-	})
-}
-
-// A controller that lost its data, and began another cluster, is as one that is
-// away to a broker that runs: it goes on, and comes back when the data do.
-func TestOutlivesAnotherCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "a")
-		end := w.run(t)
-		time.Sleep(time.Second)
-		own, revision := w.controllers["a"].ClusterID(), w.store.Load().Revision
-		if revision == 0 || w.id.cluster != own {
-			t.Fatalf("at revision %d of cluster %q: it has not registered", revision, w.id.cluster)
-		}
-		w.controllers["a"].Set(metadatatest.Cluster("11111111-1111-1111-1111-111111111111"))
-		w.controllers["a"].Break(status.Error(codes.Unavailable, "killed"))
-		time.Sleep(10 * time.Second)
-		if _, _, err := w.Controller(); err == nil {
-			t.Error("obeys a controller of another cluster")
-		}
-		if w.id.cluster != own || w.store.Load().Revision != revision {
-			t.Errorf("at revision %d of cluster %q, want %d of %q", w.store.Load().Revision, w.id.cluster, revision, own)
-		}
-		w.controllers["a"].Set(metadatatest.Cluster(own))
-		time.Sleep(10 * time.Second)
-		if _, _, err := w.Controller(); err != nil {
-			t.Errorf("its own cluster is back, and it is not: %v", err)
-		}
-		end()
-		if w.runErr != nil {
-			t.Errorf("Run = %v", w.runErr)
-		}
-	})
-}
-
-// A controller without data must not make a broker forget whose it is.
-func TestRefusesAnEmptyCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "a")
-		w.id.cluster = "11111111-1111-1111-1111-111111111111"
-		w.controllers["a"].Set(metadatatest.Cluster(""))
-		end := w.run(t)
-		time.Sleep(5 * time.Second)
-		if _, _, err := w.Controller(); err == nil || w.store.Load().Revision != 0 {
-			t.Error("registered with a controller that has no cluster")
-		}
-		end()
-		if w.runErr != nil {
-			t.Errorf("Run = %v: it may get its cluster yet", w.runErr)
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/internal/lifecycle"
 	"github.com/runnelmq/runnel/internal/refusal"
 	"github.com/runnelmq/runnel/internal/rpcerr"
@@ -49,7 +50,7 @@ func change[T any](
 	for backoff := changeBackoff; ; backoff = min(2*backoff, maxChangeBackoff) {
 		c, _, err := s.deps.Session.AwaitController(waiting)
 		if err != nil {
-			return none, unchanged(ctx, patience)
+			return none, s.unchanged(ctx, patience)
 		}
 		var to peer.Peer
 		got, err := ask(working, c, grpc.Peer(&to))
@@ -60,7 +61,7 @@ func change[T any](
 			return none, s.errors.upstream(err)
 		}
 		if !lifecycle.Wait(waiting, backoff) {
-			return none, unchanged(ctx, patience)
+			return none, s.unchanged(ctx, patience)
 		}
 	}
 }
@@ -69,19 +70,25 @@ func change[T any](
 // A call that was given to a connection has a peer; without one, nothing of it
 // left this process.
 func untouched(err error, to *peer.Peer) bool {
-	if errors.Is(err, errTakenOver) || rpcerr.Reason(err) == runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER {
+	if errors.Is(err, errTakenOver) {
 		return true
+	}
+	switch rpcerr.Reason(err) {
+	case runnelv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER, runnelv1.ErrorReason_ERROR_REASON_UNAUTHENTICATED:
+		return true
+	default:
 	}
 	return to.Addr == nil && status.Code(err) == codes.Unavailable && rpcerr.Info(err) == nil
 }
 
 // unchanged is what a change fails with that no controller could be asked for.
-func unchanged(ctx context.Context, after time.Duration) error {
+func (s *AdminService) unchanged(ctx context.Context, after time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	return refusal.New(errUnasked, map[string]string{"changed": "no"},
-		"no controller could be asked within %s: nothing was changed; check that the controllers run, and try again", after)
+		"no controller could be asked within %s: nothing was changed; check that the controllers run, and try again%s",
+		after, metadata.Refused(s.deps.Session.Refusal()))
 }
 
 // errTakenOver says that some items were refused because the controller that

@@ -65,6 +65,8 @@ func (s *AdminService) presentController(ctx context.Context) string {
 func describeController(c metadata.ControllerState) *runnelv1.ControllerDescription {
 	d := &runnelv1.ControllerDescription{Address: c.Address, State: runnelv1.ControllerState_CONTROLLER_STATE_STANDBY}
 	switch {
+	case c.Refused:
+		d.State, d.Problem = runnelv1.ControllerState_CONTROLLER_STATE_DOWN, "it refuses this broker: "+c.Err.Error()
 	case c.Err != nil:
 		d.State, d.Problem = runnelv1.ControllerState_CONTROLLER_STATE_DOWN, c.Err.Error()
 	case c.Active:
@@ -100,11 +102,17 @@ func (s *AdminService) CheckHealth(ctx context.Context, _ *runnelv1.CheckHealthR
 
 func (s *AdminService) checkControllers(ctx context.Context, f *findings, img *metadata.Image) {
 	if _, _, err := s.deps.Session.Controller(); err != nil {
+		flows := "records flow, but no leader can be elected and no topic changed"
+		if img.ClusterID == "" {
+			flows = "it has not been let in since it was started, and serves nobody"
+		}
 		f.add(warning, "no_controller", fmt.Sprintf("broker %d", img.Self),
-			"this broker has no session with a controller: records flow, but no leader can be elected and no topic changed; check that the controllers run and can be reached")
+			"this broker has no session with a controller: %s; check that the controllers run and can be reached, and take it", flows)
 	}
 	for _, c := range s.deps.Session.AskControllers(ctx) {
-		if c.Err != nil {
+		if c.Refused {
+			f.add(critical, "controller_refuses", "controller "+c.Address, "it refuses broker %d: %v", img.Self, c.Err)
+		} else if c.Err != nil {
 			f.add(warning, "controller_down", "controller "+c.Address,
 				"broker %d gets no service of it: %v; records flow, and a cluster of three goes on with two and stands still without a second: "+
 					"start it again, or replace it (controller members, remove, join)", img.Self, c.Err)

@@ -31,7 +31,7 @@ func (s *AdminService) checkSelf(f *findings, img *metadata.Image) {
 
 // checkOthers asks all other brokers what only they know, also those that are
 // out of service, which may be because of what they know. That those do not
-// answer is no news.
+// answer is no news; that one answers and refuses is.
 func (s *AdminService) checkOthers(ctx context.Context, f *findings, img *metadata.Image) {
 	if s.deps.Router == nil {
 		return
@@ -58,26 +58,30 @@ func (s *AdminService) checkOthers(ctx context.Context, f *findings, img *metada
 		for _, h := range told[i] {
 			f.put(h)
 		}
-		if failed[i] != nil && b.Phase != metadata.BrokerFenced {
-			f.unasked(b.ID, img.Self, failed[i])
+		if failed[i] != nil {
+			f.unasked(b, img.Self, failed[i])
 		}
 	}
 }
 
 // unasked adds that a broker did not tell by what is wrong with it. One of an
 // earlier version can't: that is nothing wrong, or no upgrade would look sound
-// before its end.
-func (f *findings) unasked(id, by metadata.BrokerID, err error) {
-	subject := fmt.Sprintf("broker %d", id)
-	if status.Code(err) == codes.Unimplemented {
+// before its end. Of one out of service only a refusal is news.
+func (f *findings) unasked(b *metadata.Broker, by metadata.BrokerID, err error) {
+	subject := fmt.Sprintf("broker %d", b.ID)
+	switch code := status.Code(err); {
+	case code == codes.Unauthenticated:
+		f.add(critical, "broker_refuses", subject, "it refuses broker %d: %s", by, status.Convert(err).Message())
+	case b.Phase == metadata.BrokerFenced:
+	case code == codes.Unimplemented:
 		f.add(info, "broker_unasked", subject, "its version is too old to tell other brokers of its disk and its copies: ask it itself")
-		return
+	default:
+		why := wire.DialText(status.Convert(err).Message())
+		if code == codes.DeadlineExceeded || code == codes.Canceled {
+			why = "it may hang, or the way to it be cut"
+		}
+		f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %s", by, why)
 	}
-	why := wire.DialText(status.Convert(err).Message())
-	if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Canceled {
-		why = "it may hang, or the way to it be cut"
-	}
-	f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %s", by, why)
 }
 
 // ForwardHealth implements replicav1.ForwardServiceServer.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	controllerv1 "github.com/runnelmq/runnel/api/runnel/controller/v1"
+	"github.com/runnelmq/runnel/broker/metadata"
 )
 
 // What only another broker knows is told by whoever is asked.
@@ -64,29 +65,38 @@ func TestForward_health(t *testing.T) {
 }
 
 // While brokers are upgraded one by one, those that can't be asked yet do no harm.
-func TestForward_healthOfOldVersions(t *testing.T) {
-	for err, healthy := range map[error]bool{
-		status.Error(codes.Unimplemented, "unknown method ForwardHealth"): true,
-		status.Error(codes.Unavailable, "gone"):                           false,
-		context.DeadlineExceeded:                                          false,
+// That one refuses to be asked is told also of a broker that is out of service:
+// it may be why.
+func TestFindings_unasked(t *testing.T) {
+	for err, want := range map[error]struct{ active, fenced string }{
+		status.Error(codes.Unimplemented, "unknown method ForwardHealth"): {"info broker_unasked", ""},
+		status.Error(codes.Unavailable, "gone"):                           {"warning broker_unasked", ""},
+		context.DeadlineExceeded:                                          {"warning broker_unasked", ""},
+		status.Error(codes.Unauthenticated, "another secret"):             {"critical broker_refuses", "critical broker_refuses"},
 	} {
-		f := newFindings()
-		f.unasked(2, 1, err)
-		if got := f.answer(); got.GetHealthy() != healthy || len(got.GetFindings()) != 1 {
-			t.Errorf("%v: %v, want healthy %v", err, got, healthy)
+		for phase, want := range map[metadata.BrokerPhase]string{metadata.BrokerActive: want.active, metadata.BrokerFenced: want.fenced} {
+			f, got := newFindings(), ""
+			f.unasked(&metadata.Broker{ID: 2, Phase: phase}, 1, err)
+			answer := f.answer()
+			for _, h := range answer.GetFindings() {
+				got += strings.ToLower(strings.TrimPrefix(h.GetSeverity().String(), "HEALTH_SEVERITY_")) + " " + h.GetKind()
+			}
+			if got != want || answer.GetHealthy() != (want == "" || strings.HasPrefix(want, "info")) {
+				t.Errorf("%v of a broker in phase %d: %q, healthy %v; want %q", err, phase, got, answer.GetHealthy(), want)
+			}
 		}
 	}
 }
 
 // Why a broker did not tell is said in words that gRPC did not choose.
-func TestFindings_unasked(t *testing.T) {
+func TestFindings_noAnswer(t *testing.T) {
 	for want, err := range map[string]error{
 		"had no answer: it may hang, or the way to it be cut": status.Error(codes.Canceled, "grpc: the client connection is closing"),
 		"had no answer: it may hang, or":                      status.FromContextError(context.DeadlineExceeded).Err(),
 		"had no answer: dial tcp 127.0.0.1:1: refused":        status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: refused"`),
 	} {
 		f := newFindings()
-		f.unasked(2, 1, err)
+		f.unasked(&metadata.Broker{ID: 2, Phase: metadata.BrokerActive}, 1, err)
 		if got := f.answer().GetFindings()[0].GetMessage(); !strings.Contains(got, want) {
 			t.Errorf("%v\nis told as %s\nwant %s", err, got, want)
 		}

@@ -116,6 +116,7 @@ func TestNobodyAnswers(t *testing.T) {
 		{"topic", "create", "t"},
 		{"topic", "describe", "t"},
 		{"topic", "delete", "t"},
+		{"topic", "delete-records", "t", "--before", "latest", "--yes"},
 		{"cluster", "describe"},
 		{"cluster", "health"},
 		{"partition", "recover", "t/0", "--yes"},

@@ -13,7 +13,7 @@ import (
 
 func (a *app) topicCommand() *cobra.Command {
 	return noun("topic", "Create, list, describe, change and delete topics",
-		a.topicCreate(), a.topicList(), a.topicDescribe(), a.topicDelete(), a.topicAlter(), a.topicAddPartitions())
+		a.topicCreate(), a.topicList(), a.topicDescribe(), a.topicDelete(), a.topicDeleteRecords(), a.topicAlter(), a.topicAddPartitions())
 }
 
 // parseConfigs reads key=value flags.

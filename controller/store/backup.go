@@ -42,7 +42,8 @@ func (s *Store) Backup(ctx context.Context, w io.Writer) (BackupInfo, error) {
 		return BackupInfo{}, err
 	}
 	if len(pairs) == 0 {
-		return BackupInfo{}, ErrNoCluster
+		others, _ := s.others(ctx) // good to know, and no more
+		return BackupInfo{}, s.noCluster(others, false)
 	}
 	out := bufio.NewWriter(w)
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))

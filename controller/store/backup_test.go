@@ -21,7 +21,7 @@ func filled(t *testing.T, n int32) (*storetest.Fake, *store.Store) {
 	kv := storetest.New()
 	t.Cleanup(kv.Close)
 	s := store.New(kv, "c")
-	if _, err := s.ClusterID(t.Context(), uuid.New(), true); err != nil {
+	if _, err := s.ClusterID(t.Context(), uuid.New(), true, false); err != nil {
 		t.Fatal(err)
 	}
 	topic := uuid.New()
@@ -104,8 +104,8 @@ func TestBackup_is_restored_far_ahead_of_what_may_have_happened_since(t *testing
 		if ids != 1 {
 			t.Errorf("%d records of producer ids", ids)
 		}
-		id1, err1 := from.ClusterID(t.Context(), uuid.New(), false)
-		id2, err2 := to.ClusterID(t.Context(), uuid.New(), false)
+		id1, err1 := from.ClusterID(t.Context(), uuid.New(), false, false)
+		id2, err2 := to.ClusterID(t.Context(), uuid.New(), false, false)
 		if id1 != id2 || err1 != nil || err2 != nil {
 			t.Errorf("clusters %s and %s; %v, %v", id1, id2, err1, err2)
 		}

@@ -91,7 +91,7 @@ var (
 	ErrCompacted = errors.New("the revision was compacted away")
 	ErrNoLease   = errors.New("the lease has ended")
 	// ErrFull is returned when etcd refuses writes for want of space. The write may have been made all the same.
-	ErrFull = errors.New("the metadata store is full: compact and defragment etcd, or raise its quota, then disarm its alarm")
+	ErrFull = errors.New("the metadata store is full: raise etcd.quota_bytes of all controllers and start them anew, one after the other (an external etcd: compact and defragment it, or raise its quota, then disarm its alarm)")
 )
 
 // Errors of a Store.
@@ -102,6 +102,6 @@ var (
 	ErrConflict = errors.New("the object changed meanwhile")
 	// ErrUnknown is returned when it could not be found out in time whether a transaction was made.
 	ErrUnknown = errors.New("the metadata store does not answer: it is unknown whether the change was made")
-	// ErrNoCluster is returned when the store holds no cluster and none is to be made.
-	ErrNoCluster = errors.New("the metadata store holds no cluster: start the first controller of a new cluster once with --bootstrap")
+	// ErrNoCluster is returned when the store holds no cluster of the name asked for, and none is to be made.
+	ErrNoCluster = errors.New("the metadata store holds no cluster")
 )

@@ -217,8 +217,9 @@ func again[T any](ctx context.Context, fn func(context.Context) (T, error)) (T, 
 const firstFeatureLevel = 1
 
 // ClusterID returns the id of the cluster that the store holds. If there is none, it makes one with id when bootstrap is true,
-// and returns ErrNoCluster when it is not.
-func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap bool) (uuid.UUID, error) {
+// and returns ErrNoCluster when it is not. A store that is sole, of one cluster's controllers alone, and holds a cluster of another
+// name is given none beside it.
+func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap, sole bool) (uuid.UUID, error) {
 	cluster, counters, producers := &state.Cluster{ID: id}, &state.Counters{FeatureLevel: firstFeatureLevel}, &state.ProducerIDs{Next: 1}
 	writes, err := s.writes([]state.Change{
 		{Key: cluster.Key(), Object: cluster}, {Key: counters.Key(), Object: counters}, {Key: producers.Key(), Object: producers},
@@ -240,8 +241,12 @@ func (s *Store) ClusterID(ctx context.Context, id uuid.UUID, bootstrap bool) (uu
 		if len(page.Pairs) > 0 {
 			return readCluster(page.Pairs[0], keys[0])
 		}
-		if !bootstrap {
-			return uuid.Nil, ErrNoCluster
+		others, err := s.others(ctx)
+		if err != nil && sole { // elsewhere they are only good to know
+			return uuid.Nil, fmt.Errorf("look for clusters of other names: %w", err)
+		}
+		if !bootstrap || sole && len(others) > 0 {
+			return uuid.Nil, s.noCluster(others, sole)
 		}
 		// Whatever comes of it, the next read tells.
 		_, err = s.txn(ctx, absent, writes)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -255,11 +256,11 @@ func TestClusterID_is_made_once(t *testing.T) {
 		bubble(t, func(t *testing.T, f *storetest.Fake) {
 			t.Helper()
 			s := store.New(f, "test")
-			if _, err := s.ClusterID(t.Context(), uuid.New(), false); !errors.Is(err, store.ErrNoCluster) {
+			if _, err := s.ClusterID(t.Context(), uuid.New(), false, false); !errors.Is(err, store.ErrNoCluster) {
 				t.Errorf("without bootstrap: %v", err)
 			}
 			f.Inject(func([]store.Write) storetest.Fault { return fault })
-			first, err := s.ClusterID(t.Context(), uuid.New(), true)
+			first, err := s.ClusterID(t.Context(), uuid.New(), true, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -268,22 +269,67 @@ func TestClusterID_is_made_once(t *testing.T) {
 				t.Errorf("a new cluster's counters: %+v, %v", o, err)
 			}
 			for _, bootstrap := range []bool{true, false} {
-				if again, err := s.ClusterID(t.Context(), uuid.New(), bootstrap); err != nil || again != first {
+				if again, err := s.ClusterID(t.Context(), uuid.New(), bootstrap, false); err != nil || again != first {
 					t.Errorf("second time: %v, %v; it was %v", again, err, first)
 				}
 			}
-			if other, err := store.New(f, "other").ClusterID(t.Context(), uuid.New(), true); err != nil || other == first {
+			if other, err := store.New(f, "other").ClusterID(t.Context(), uuid.New(), true, false); err != nil || other == first {
 				t.Errorf("another cluster in the same store: %v, %v", other, err)
 			}
 		})
 	}
 }
 
+// A wrong cluster.name is the likely reason why there is no cluster: the error says which there are, and in an etcd that is of one
+// cluster alone no second one is made.
+func TestClusterID_of_another_name(t *testing.T) {
+	bubble(t, func(t *testing.T, f *storetest.Fake) {
+		t.Helper()
+		ask := func(name string, bootstrap, sole bool) string {
+			if _, err := store.New(f, name).ClusterID(t.Context(), uuid.New(), bootstrap, sole); err != nil {
+				if !errors.Is(err, store.ErrNoCluster) {
+					t.Errorf("%s: %v", name, err)
+				}
+				return err.Error()
+			}
+			return ""
+		}
+		if got := ask("a", false, true); !strings.Contains(got, "--bootstrap") {
+			t.Errorf("an empty store: %q", got)
+		}
+		for _, name := range []string{"a", "a.b", "a1", "b"} {
+			if got := ask(name, true, false); got != "" {
+				t.Errorf("make %s: %s", name, got)
+			}
+		}
+		if _, err := f.Txn(t.Context(), nil, []store.Write{{Key: "/runnel/a~creations", Value: []byte("1")}}); err != nil {
+			t.Fatal(err)
+		}
+		const all = `named "c", but "a.b", "a", "a1", "b": set cluster.name`
+		if got := ask("c", false, false); !strings.Contains(got, all) || !strings.Contains(got, "--bootstrap") {
+			t.Errorf("a shared store: %q", got)
+		}
+		for _, bootstrap := range []bool{false, true} {
+			if got := ask("c", bootstrap, true); !strings.Contains(got, all) || strings.Contains(got, "--bootstrap") {
+				t.Errorf("a store of its own: %q", got)
+			}
+		}
+		for key := range f.Dump() {
+			if strings.HasPrefix(key, "/runnel/c/") {
+				t.Errorf("%s was made", key)
+			}
+		}
+		if _, err := store.New(f, "c").Backup(t.Context(), io.Discard); !errors.Is(err, store.ErrNoCluster) || !strings.Contains(err.Error(), all) {
+			t.Errorf("backup: %v", err)
+		}
+	})
+}
+
 func TestClusterID_is_not_made_over_what_is_left_of_another(t *testing.T) {
 	bubble(t, func(t *testing.T, f *storetest.Fake) {
 		t.Helper()
 		s, _ := elected(t, f, time.Hour)
-		if _, err := s.ClusterID(t.Context(), uuid.New(), true); !errors.Is(err, encoding.ErrUnreadable) {
+		if _, err := s.ClusterID(t.Context(), uuid.New(), true, false); !errors.Is(err, encoding.ErrUnreadable) {
 			t.Errorf("counters without a cluster: %v", err)
 		}
 	})
@@ -293,7 +339,7 @@ func TestClusterID_is_not_made_over_what_is_left_of_another(t *testing.T) {
 		if _, err := f.Txn(t.Context(), nil, []store.Write{{Key: path, Value: []byte("given away")}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := store.New(f, "test").ClusterID(t.Context(), uuid.New(), true); !errors.Is(err, encoding.ErrUnreadable) {
+		if _, err := store.New(f, "test").ClusterID(t.Context(), uuid.New(), true, false); !errors.Is(err, encoding.ErrUnreadable) {
 			t.Errorf("producer ids without a cluster: %v", err)
 		}
 		if got := string(f.Dump()[path].Value); got != "given away" {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -16,6 +19,7 @@ import (
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/internal/rpcerr"
+	"github.com/runnelmq/runnel/internal/telemetry"
 )
 
 // interceptors turn domain errors into statuses at the edge, where they are
@@ -25,13 +29,23 @@ type interceptors struct {
 	log     zerolog.Logger
 	metrics *metrics
 	secret  string
+
+	// mu guards the fields below
+	mu sync.Mutex
+
+	strangers telemetry.Recurrence
 }
+
+// strangersEvery is how often the log tells of callers without the secret: one
+// that is configured wrongly tries again every second.
+const strangersEvery = time.Minute
 
 func newInterceptors(o Options) *interceptors {
 	rules := append([]rpcerr.Rule{
 		{Err: ErrMalformed, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{Err: ErrTooLarge, Code: codes.InvalidArgument, Reason: runnelv1.ErrorReason_ERROR_REASON_RECORD_TOO_LARGE},
 		{Err: ErrIdentity, Code: codes.PermissionDenied},
+		{Err: errStranger, Code: codes.Unauthenticated, Reason: runnelv1.ErrorReason_ERROR_REASON_UNAUTHENTICATED},
 	}, o.Rules...)
 	return &interceptors{rules: rules, log: o.Log, metrics: newMetrics(o), secret: o.Secret}
 }
@@ -39,12 +53,12 @@ func newInterceptors(o Options) *interceptors {
 func (ic *interceptors) unary(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
-	if err := ic.authenticate(ctx, info.FullMethod); err != nil {
-		return nil, err
-	}
 	start := time.Now()
 	var resp any
-	err := refused(req)
+	err := ic.authenticate(ctx, info.FullMethod)
+	if err == nil {
+		err = refused(req)
+	}
 	if err == nil {
 		resp, err = handler(ctx, req)
 	}
@@ -56,11 +70,11 @@ func (ic *interceptors) unary(
 func (ic *interceptors) stream(
 	srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
 ) error {
-	if err := ic.authenticate(ss.Context(), info.FullMethod); err != nil {
-		return err
-	}
 	done := ic.metrics.stream(info.FullMethod)
-	err := handler(srv, marked{ss})
+	err := ic.authenticate(ss.Context(), info.FullMethod)
+	if err == nil {
+		err = handler(srv, marked{ss})
+	}
 	st := ic.status(ss.Context(), info.FullMethod, err)
 	done(st.Code())
 	return st.Err()
@@ -69,7 +83,7 @@ func (ic *interceptors) stream(
 // status translates err, and logs what no rule knows under an id that the
 // caller gets to see.
 func (ic *interceptors) status(ctx context.Context, method string, err error) *status.Status {
-	if ours(method) {
+	if ours(method) && !errors.Is(err, errStranger) {
 		return status.Convert(err) // gRPC's own services speak statuses
 	}
 	st, known := rpcerr.Status(ic.rules, err)
@@ -95,20 +109,43 @@ const secretKey = "authorization"
 // secretScheme begins its value.
 const secretScheme = "Runnel-Cluster "
 
+// errStranger refuses who does not know the cluster secret.
+var errStranger = errors.New("this port is for brokers and controllers, and takes only calls that carry the cluster secret")
+
 // authenticate lets pass who knows the cluster secret. Health checks need none:
 // orchestrators have no secrets, and the answer tells nothing.
 func (ic *interceptors) authenticate(ctx context.Context, method string) error {
 	if ic.secret == "" || strings.HasPrefix(method, "/grpc.health.v1.") {
 		return nil
 	}
+	carries := "none"
 	md, _ := metadata.FromIncomingContext(ctx)
 	for _, v := range md.Get(secretKey) {
 		given, ok := strings.CutPrefix(v, secretScheme)
 		if ok && subtle.ConstantTimeCompare([]byte(given), []byte(ic.secret)) == 1 {
 			return nil
 		}
+		if ok {
+			carries = "another one"
+		}
 	}
-	return status.Error(codes.Unauthenticated, "this port takes only calls that carry the cluster secret; set the same one on every broker and controller")
+	ic.stranger(ctx, method, carries)
+	return fmt.Errorf("%w, this one carries %s: set the same security.cluster_secret on every broker and controller; clients have another port", errStranger, carries)
+}
+
+// stranger tells the operator of a caller who was refused, once in a while.
+func (ic *interceptors) stranger(ctx context.Context, method, carries string) {
+	ic.mu.Lock()
+	tell, before := ic.strangers.Again(time.Now(), strangersEvery)
+	ic.mu.Unlock()
+	if !tell {
+		return
+	}
+	ev := ic.log.Warn().Str("method", method).Str("secret", carries).Int("times_before", before)
+	if p, ok := peer.FromContext(ctx); ok {
+		ev = ev.Str("peer", p.Addr.String())
+	}
+	ev.Msg("a caller without the cluster secret was refused: set the same security.cluster_secret on every broker and controller")
 }
 
 // marked is a server stream whose transport errors can be told from statuses

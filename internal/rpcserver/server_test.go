@@ -224,6 +224,9 @@ func TestClusterSecret(t *testing.T) {
 			if status.Code(err) != c.want {
 				t.Errorf("a call: %v, want %v", err, c.want)
 			}
+			if c.want != codes.OK && rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_UNAUTHENTICATED {
+				t.Errorf("a call: %v has the reason %v", err, rpcerr.Reason(err))
+			}
 			stream, err := runnelv1.NewMetadataServiceClient(f.conn).WatchMetadata(t.Context(), &runnelv1.WatchMetadataRequest{})
 			if err != nil {
 				t.Fatal(err)
@@ -231,10 +234,37 @@ func TestClusterSecret(t *testing.T) {
 			if _, err := stream.Recv(); (status.Code(err) == codes.Unauthenticated) != (c.want == codes.Unauthenticated) {
 				t.Errorf("a stream: %v", err)
 			}
+			listing, err := reflectionpb.NewServerReflectionClient(f.conn).ServerReflectionInfo(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = listing.CloseSend() // it fails when the answer is there already
+			if _, err := listing.Recv(); (status.Code(err) == codes.Unauthenticated) != (c.want == codes.Unauthenticated) {
+				t.Errorf("reflection: %v", err)
+			}
 			if _, err := healthpb.NewHealthClient(f.conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 				t.Errorf("a health check needs no secret: %v", err)
 			}
 		})
+	}
+}
+
+// A broker with a wrong secret tries again every second. The log of who refuses
+// it says so once a minute, where it is and what it carries, and never a secret.
+func TestClusterSecret_isToldOnceInAWhile(t *testing.T) {
+	f := start(t, Options{Port: InternalPort, Secret: "0123456789abcdef"}, DialOptions{Secret: "wrongwrongwrongwrong"})
+	for range 20 {
+		_, err := runnelv1.NewAdminServiceClient(f.conn).DescribeCluster(t.Context(), &runnelv1.DescribeClusterRequest{})
+		if !strings.Contains(status.Convert(err).Message(), "this one carries another one") {
+			t.Fatalf("the caller hears: %v", err)
+		}
+	}
+	text := f.logged.String()
+	if n := strings.Count(text, "\n"); n != 1 || !strings.Contains(text, `"secret":"another one"`) || !strings.Contains(text, `"peer":`) {
+		t.Errorf("%d lines: %s", n, text)
+	}
+	if strings.Contains(text, "0123456789abcdef") || strings.Contains(text, "wrongwrong") || f.called != 0 {
+		t.Errorf("called %d times: %s", f.called, text)
 	}
 }
 

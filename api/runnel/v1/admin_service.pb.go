@@ -92,7 +92,7 @@ const (
 	ControllerState_CONTROLLER_STATE_ACTIVE ControllerState = 1
 	// It serves, and waits to take over.
 	ControllerState_CONTROLLER_STATE_STANDBY ControllerState = 2
-	// It can't be reached, or does not serve.
+	// It can't be reached, or does not serve, or refuses the broker that was asked.
 	ControllerState_CONTROLLER_STATE_DOWN ControllerState = 3
 )
 

@@ -41,6 +41,9 @@ const (
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 4
 	// DEADLINE_EXCEEDED. Nothing was stored or changed before the timeout passed. Retry.
 	ErrorReason_ERROR_REASON_TIMEOUT ErrorReason = 5
+	// UNAUTHENTICATED. The port is for brokers and controllers, and the call carries no cluster secret, or another one. Set the same security.cluster_secret on
+	// every broker and controller; clients have a port of their own.
+	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 6
 	// NOT_FOUND. No topic of that name. Create it, or fix the name. Metadata: topic.
 	ErrorReason_ERROR_REASON_TOPIC_NOT_FOUND ErrorReason = 10
 	// NOT_FOUND. The topic has fewer partitions. Metadata: topic, partition, partitions.
@@ -167,6 +170,7 @@ var (
 		3:   "ERROR_REASON_UNSUPPORTED",
 		4:   "ERROR_REASON_SHUTTING_DOWN",
 		5:   "ERROR_REASON_TIMEOUT",
+		6:   "ERROR_REASON_UNAUTHENTICATED",
 		10:  "ERROR_REASON_TOPIC_NOT_FOUND",
 		11:  "ERROR_REASON_PARTITION_NOT_FOUND",
 		12:  "ERROR_REASON_TOPIC_ID_MISMATCH",
@@ -227,6 +231,7 @@ var (
 		"ERROR_REASON_UNSUPPORTED":                3,
 		"ERROR_REASON_SHUTTING_DOWN":              4,
 		"ERROR_REASON_TIMEOUT":                    5,
+		"ERROR_REASON_UNAUTHENTICATED":            6,
 		"ERROR_REASON_TOPIC_NOT_FOUND":            10,
 		"ERROR_REASON_PARTITION_NOT_FOUND":        11,
 		"ERROR_REASON_TOPIC_ID_MISMATCH":          12,
@@ -313,7 +318,7 @@ var File_runnel_v1_error_reason_proto protoreflect.FileDescriptor
 
 const file_runnel_v1_error_reason_proto_rawDesc = "" +
 	"\n" +
-	"\x1crunnel/v1/error_reason.proto\x12\trunnel.v1*\xd2\x0f\n" +
+	"\x1crunnel/v1/error_reason.proto\x12\trunnel.v1*\xf4\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12 \n" +
@@ -321,6 +326,7 @@ const file_runnel_v1_error_reason_proto_rawDesc = "" +
 	"\x18ERROR_REASON_UNSUPPORTED\x10\x03\x12\x1e\n" +
 	"\x1aERROR_REASON_SHUTTING_DOWN\x10\x04\x12\x18\n" +
 	"\x14ERROR_REASON_TIMEOUT\x10\x05\x12 \n" +
+	"\x1cERROR_REASON_UNAUTHENTICATED\x10\x06\x12 \n" +
 	"\x1cERROR_REASON_TOPIC_NOT_FOUND\x10\n" +
 	"\x12$\n" +
 	" ERROR_REASON_PARTITION_NOT_FOUND\x10\v\x12\"\n" +
