@@ -52,6 +52,12 @@ func (i *Image) Register(r Registration) ([]Change, error) {
 			fmt.Sprintf("broker %d was registered by another process since, from a copy of this one's data directory, and that one is alive: stop one of them, and remove its directory", old.ID),
 			"broker", itoa(old.ID))
 	}
+	if r.Epoch > 0 && r.Epoch/epochBlock < i.Counters().BrokerEpoch/epochBlock {
+		// What it reports is how it was when it started, and it acted as the cluster of then since.
+		return nil, refuse(ErrClusterMismatch,
+			fmt.Sprintf("the controllers were restored from a backup while broker %d ran: start it anew, so that its copies are compared with the others as they are now", r.Broker.ID),
+			"broker", itoa(r.Broker.ID))
+	}
 	if err := i.checkAddresses(&r.Broker); err != nil {
 		return nil, err
 	}

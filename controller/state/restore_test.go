@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -45,6 +46,24 @@ func TestRestored_givesNothingAgain(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A broker that ran over a restoration reports what its copies were when it started:
+// by that the best is not to be told. Started anew it is let in.
+func TestRestored_brokersAreStartedAnew(t *testing.T) {
+	now := time.Date(2031, 5, 1, 0, 0, 0, 0, time.UTC)
+	i := NewImage()
+	i.counters, _ = Restored(&Counters{BrokerEpoch: 9, ControllerEpoch: 3}, now).(*Counters)
+	r := registration(1, 1)
+	r.Epoch = 9
+	if _, err := i.Register(r); !errors.Is(err, ErrClusterMismatch) {
+		t.Errorf("it ran: %v", err)
+	}
+	for _, r.Epoch = range []int64{0, i.Counters().BrokerEpoch} { // anew; and of another session since
+		if changes, err := i.Register(r); err != nil || len(changes) == 0 {
+			t.Errorf("epoch %d: %v, %v", r.Epoch, changes, err)
+		}
 	}
 }
 

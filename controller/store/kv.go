@@ -91,7 +91,7 @@ var (
 	ErrCompacted = errors.New("the revision was compacted away")
 	ErrNoLease   = errors.New("the lease has ended")
 	// ErrFull is returned when etcd refuses writes for want of space. The write may have been made all the same.
-	ErrFull = errors.New("the metadata store is full: compact and defragment etcd, or raise its quota, then disarm its alarm")
+	ErrFull = errors.New("the metadata store is full: raise etcd.quota_bytes of all controllers and start them anew, one after the other (an external etcd: compact and defragment it, or raise its quota, then disarm its alarm)")
 )
 
 // Errors of a Store.

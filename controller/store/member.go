@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 )
@@ -69,6 +71,9 @@ const (
 	// closeGrace is how long a member that ends may try to give the leadership away, and clients may take to leave. A peer that hangs
 	// would keep it for 7 s.
 	closeGrace = time.Second
+	// quotaRoom is the part of the quota that must be free for a member that was full to write again; as much is worth a defragmentation
+	// at the start.
+	quotaRoom = 8
 	// closeTimeout bounds the end of a member: it has been seen to hang.
 	closeTimeout = 10 * time.Second
 )
@@ -126,7 +131,34 @@ func OpenMember(ctx context.Context, e Embedded, log zerolog.Logger) (*Member, e
 		return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", e.Dir, err), m.Close())
 	}
 	m.Etcd = &Etcd{client: v3client.New(server.Server)}
+	if err := m.disarm(ctx, e, log); err != nil {
+		log.Warn().Err(err).Msg("whether the metadata store was full could not be looked at")
+	}
 	return m, nil
+}
+
+// disarm ends what etcd keeps up once it was full, also over a restart and with a higher quota: that it refuses to write. It does so
+// where this member has room again. An alarm of another member is for that one to disarm.
+func (m *Member) disarm(ctx context.Context, e Embedded, log zerolog.Logger) error {
+	if m.server.Server.Backend().Size() > e.QuotaSize-e.QuotaSize/quotaRoom {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.Start)
+	defer cancel()
+	alarms, err := m.client.AlarmList(ctx)
+	if err != nil {
+		return translate(err)
+	}
+	for _, a := range alarms.Alarms {
+		if a.GetAlarm() != etcdserverpb.AlarmType_NOSPACE || a.GetMemberID() != uint64(m.server.Server.MemberID()) {
+			continue
+		}
+		if _, err := m.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
+			return translate(err)
+		}
+		log.Info().Msg("the metadata store was full, and has room again")
+	}
+	return nil
 }
 
 // startEtcd is embed.StartEtcd, which panics when the disk is full, and on files that it can't make sense of: that is no fault of this program.
@@ -222,9 +254,10 @@ func (e Embedded) config() *embed.Config {
 	cfg.AutoCompactionMode = embed.CompactorModePeriodic
 	cfg.AutoCompactionRetention = e.Compact.String()
 	cfg.QuotaBackendBytes = e.QuotaSize
-	cfg.TickMs = uint(e.Tick.Milliseconds())          //nolint:gosec // validated
-	cfg.ElectionMs = uint(10 * e.Tick.Milliseconds()) //nolint:gosec // validated
-	cfg.EnableGRPCGateway = false                     // nobody asked for an HTTP API
+	cfg.BootstrapDefragThresholdMegabytes = uint(max(1, e.QuotaSize/quotaRoom>>20)) //nolint:gosec // validated
+	cfg.TickMs = uint(e.Tick.Milliseconds())                                        //nolint:gosec // validated
+	cfg.ElectionMs = uint(10 * e.Tick.Milliseconds())                               //nolint:gosec // validated
+	cfg.EnableGRPCGateway = false                                                   // nobody asked for an HTTP API
 	if e.CAFile == "" {
 		cfg.HostWhitelist = map[string]struct{}{"127.0.0.1": {}, "localhost": {}, "::1": {}}
 	}
