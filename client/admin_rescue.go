@@ -29,6 +29,9 @@ type PartitionCopy struct {
 	// State is its broker's, as in a [BrokerDescription]. Only an active
 	// broker's copy can be elected.
 	State string
+	// Silent is true when the broker is active as the controllers last knew, and
+	// did not answer just now: it may have died, which they see within seconds.
+	Silent bool
 	// Role is what the partition's record says of it: "in sync", "eligible"
 	// (complete, yet not in sync), "last known" (was in sync, may have lost
 	// records) or "behind".
@@ -76,7 +79,7 @@ func (a *Admin) RecoverPartition(ctx context.Context, topic string, partition, f
 
 func partitionCopy(c *runnelv1.PartitionCopy) PartitionCopy {
 	p := PartitionCopy{
-		BrokerID: c.GetBrokerId(), State: brokerState(c.GetState()), Role: copyRole(c.GetRole()), Intact: c.GetIntact(),
+		BrokerID: c.GetBrokerId(), State: brokerState(c.GetState()), Role: copyRole(c.GetRole()), Intact: c.GetIntact(), Silent: c.GetSilent(),
 		LastEpoch: -1, LogEnd: -1, HighWatermark: -1, MissingCommitted: -1, MissingRecords: -1,
 	}
 	if c.GetReportedAt() != nil {

@@ -39,7 +39,20 @@ func TestRecoverPartition(t *testing.T) {
 		y2.shapes[name] = &controllerv1.ReplicaReport{Shape: controllerv1.ReplicaShape_REPLICA_SHAPE_INTACT, LastEpoch: 1, LogEndOffset: 70, HighWatermark: 60}
 		y2.serve(addr1)
 		defer y2.leave()
+		// Before it answers where the controller asks it, it may be dead already: it is not chosen.
 		resp, err := c.RecoverPartition(ctx, recoverRequest("t", nil, true))
+		if err != nil || resp.GetResponse().Leader != nil {
+			t.Errorf("with nobody who answers: %v, %v", resp, err)
+		}
+		for _, cp := range resp.GetResponse().GetCopies() {
+			if cp.GetSilent() != (cp.GetBrokerId() == y.id()) {
+				t.Errorf("silent: %v", cp)
+			}
+		}
+		_, err = c.RecoverPartition(ctx, recoverRequest("t", nil, false))
+		wantReason(t, "nobody who answers", err, runnelv1.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		y2.open()
+		resp, err = c.RecoverPartition(ctx, recoverRequest("t", nil, true))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +62,7 @@ func TestRecoverPartition(t *testing.T) {
 		}
 		got := copies[y.id()]
 		if resp.GetResponse().GetLeader() != y.id() || resp.GetResponse().LeaderEpoch != nil || got.GetLogEndOffset() != 70 || got.GetHighWatermark() != 60 ||
-			got.GetRole() != runnelv1.CopyRole_COPY_ROLE_BEHIND || got.GetState() != runnelv1.BrokerState_BROKER_STATE_ACTIVE || got.GetReportedAt() == nil || !got.GetIntact() {
+			got.GetRole() != runnelv1.CopyRole_COPY_ROLE_BEHIND || got.GetState() != runnelv1.BrokerState_BROKER_STATE_ACTIVE || got.GetReportedAt() == nil || !got.GetIntact() || got.GetSilent() {
 			t.Errorf("%v", resp)
 		}
 		if cp := copies[lead.id()]; cp.GetRole() != runnelv1.CopyRole_COPY_ROLE_IN_SYNC || cp.GetState() != runnelv1.BrokerState_BROKER_STATE_FENCED || cp.LogEndOffset != nil || cp.ReportedAt != nil {
@@ -222,13 +235,13 @@ func TestRecoverPartition_asks_the_brokers(t *testing.T) {
 		}
 		start := time.Now()
 		time.Sleep(time.Hour)
-		if got := asked()[x.id()]; got.GetLogEndOffset() != 0 || got.GetReportedAt().AsTime().After(start) {
+		if got := asked()[x.id()]; got.GetLogEndOffset() != 0 || got.GetReportedAt().AsTime().After(start) || !got.GetSilent() {
 			t.Errorf("of one that does not answer: %v", got)
 		}
 		dx, _ := holds(x, 40), holds(y, 70)
 		got := asked()
 		if cp := got[x.id()]; cp.GetLogEndOffset() != 40 || cp.GetHighWatermark() != 35 || cp.GetMissingRecords() != 30 || cp.GetMissingCommitted() != 25 ||
-			!cp.GetIntact() || time.Since(cp.GetReportedAt().AsTime()) > time.Second {
+			!cp.GetIntact() || cp.GetSilent() || time.Since(cp.GetReportedAt().AsTime()) > time.Second {
 			t.Errorf("of one that answers: %v", cp)
 		}
 		if got[-1].GetBrokerId() != y.id() {
@@ -237,7 +250,7 @@ func TestRecoverPartition_asks_the_brokers(t *testing.T) {
 		dx.mu.Lock()
 		dx.holds.Incarnation = "another"
 		dx.mu.Unlock()
-		if got := asked()[x.id()]; got.GetLogEndOffset() != 0 {
+		if got := asked()[x.id()]; got.GetLogEndOffset() != 0 || !got.GetSilent() {
 			t.Errorf("of another process: %v", got)
 		}
 	})

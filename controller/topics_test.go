@@ -32,6 +32,7 @@ func inCluster(t *testing.T, n int, test func(w *world, c controllerv1.Controlle
 			defer b.leave()
 			brokers = append(brokers, b)
 		}
+		synctest.Wait() // all know of all
 		test(w, w.client(addr1), brokers)
 	})
 }

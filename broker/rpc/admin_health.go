@@ -76,8 +76,11 @@ func (f *findings) unasked(b *metadata.Broker, by metadata.BrokerID, err error) 
 	case code == codes.Unimplemented:
 		f.add(info, "broker_unasked", subject, "its version is too old to tell other brokers of its disk and its copies: ask it itself")
 	default:
-		f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %s", by,
-			wire.DialText(status.Convert(err).Message()))
+		why := wire.DialText(status.Convert(err).Message())
+		if code == codes.DeadlineExceeded || code == codes.Canceled {
+			why = "it may hang, or the way to it be cut"
+		}
+		f.add(warning, "broker_unasked", subject, "what is wrong with its disk and its copies is not known: broker %d asked it, and had no answer: %s", by, why)
 	}
 }
 

@@ -87,3 +87,18 @@ func TestFindings_unasked(t *testing.T) {
 		}
 	}
 }
+
+// Why a broker did not tell is said in words that gRPC did not choose.
+func TestFindings_noAnswer(t *testing.T) {
+	for want, err := range map[string]error{
+		"had no answer: it may hang, or the way to it be cut": status.Error(codes.Canceled, "grpc: the client connection is closing"),
+		"had no answer: it may hang, or":                      status.FromContextError(context.DeadlineExceeded).Err(),
+		"had no answer: dial tcp 127.0.0.1:1: refused":        status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: refused"`),
+	} {
+		f := newFindings()
+		f.unasked(&metadata.Broker{ID: 2, Phase: metadata.BrokerActive}, 1, err)
+		if got := f.answer().GetFindings()[0].GetMessage(); !strings.Contains(got, want) {
+			t.Errorf("%v\nis told as %s\nwant %s", err, got, want)
+		}
+	}
+}

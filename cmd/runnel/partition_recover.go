@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 type copyView struct {
 	Broker           int32  `json:"broker"`
 	State            string `json:"state"`
+	Silent           bool   `json:"silent"` // active as last known, and did not answer
 	Role             string `json:"role"`
 	ReportedAt       string `json:"reported_at,omitempty"`
 	Intact           *bool  `json:"intact"`
@@ -63,7 +65,10 @@ missing-committed counts records that were certainly acknowledged and that a
 copy lacks: at least as many are lost with it. missing-records are those that
 the longest copy has beyond it, acknowledged or not. Copies that were not
 reported, as their brokers were not here since the controller took over, count
-for neither.`,
+for neither.
+
+A broker that is silent did not answer just now, and is not yet known to be dead.
+Its copy is chosen only with --from.`,
 		Example: `  runnel partition recover orders/3
   runnel partition recover orders/3 --from 2 --yes`,
 		RunE: func(c *cobra.Command, names []string) error {
@@ -159,6 +164,9 @@ func (a *app) noneElectable(ctx context.Context, r *recovery, found *client.Reco
 	if err != nil {
 		return err
 	}
+	if leader >= 0 && slices.ContainsFunc(found.Copies, func(c client.PartitionCopy) bool { return c.BrokerID == leader && c.Silent }) {
+		return fmt.Errorf("%s is led by broker %d as the controllers last knew, and that does not answer: if it has died, another one leads in a few seconds, or none; look again then", r, leader)
+	}
 	if leader >= 0 {
 		return fmt.Errorf("%s is led by broker %d: there is nothing to recover", r, leader)
 	}
@@ -183,7 +191,7 @@ func viewRecovery(r *recovery, found *client.Recovery) recoveryView {
 	}
 	for i := range found.Copies {
 		c := &found.Copies[i]
-		view := copyView{Broker: c.BrokerID, State: c.State, Role: c.Role}
+		view := copyView{Broker: c.BrokerID, State: c.State, Silent: c.Silent, Role: c.Role}
 		if !c.ReportedAt.IsZero() {
 			view.ReportedAt, view.Intact = stamp(c.ReportedAt), &c.Intact
 			view.LastEpoch, view.LogEnd, view.HighWatermark = &c.LastEpoch, &c.LogEnd, &c.HighWatermark
@@ -197,19 +205,27 @@ func viewRecovery(r *recovery, found *client.Recovery) recoveryView {
 // printCopies shows the copies and what would be lost.
 func (a *app) printCopies(r *recovery, found *client.Recovery) error {
 	var rows [][]string
+	var silent []int32
 	for i := range found.Copies {
 		c := &found.Copies[i]
-		intact := "-"
+		state, intact := c.State, "-"
+		if c.Silent {
+			state = "silent"
+			silent = append(silent, c.BrokerID)
+		}
 		if !c.ReportedAt.IsZero() {
 			intact = map[bool]string{true: "yes", false: "no"}[c.Intact]
 		}
 		rows = append(rows, []string{
-			fmt.Sprint(c.BrokerID), c.State, c.Role, intact, known(c.LastEpoch), known(c.LogEnd), known(c.HighWatermark),
+			fmt.Sprint(c.BrokerID), state, c.Role, intact, known(c.LastEpoch), known(c.LogEnd), known(c.HighWatermark),
 			known(c.MissingCommitted), known(c.MissingRecords),
 		})
 	}
 	if err := table(a.out, "broker state role intact epoch log-end high-watermark missing-committed missing-records", rows); err != nil {
 		return err
+	}
+	if len(silent) > 0 {
+		fmt.Fprintf(a.out, "\nBrokers that are silent (%s) are in service as the controllers last knew, and did not answer just now: they may have died. Look again in a few seconds.\n", ids(silent))
 	}
 	if found.Leader >= 0 {
 		fmt.Fprintf(a.out, "\n%s\n", loss(r, found))

@@ -174,6 +174,29 @@ func TestPartitionRecover_none(t *testing.T) {
 	}
 }
 
+// In the seconds before a broker that died is out of service its partitions still
+// seem to be led, and its copy to be in sync: that it does not answer is said.
+func TestPartitionRecover_silent(t *testing.T) {
+	p := newPatient()
+	p.copies[0].Silent, p.best, p.leader = new(true), nil, new(int32(2))
+	addr := p.serve(t)
+	r := cli(t, "", "partition", "recover", "orders/3", "--yes", "--brokers", addr)
+	if r.code != exitFailed || len(p.elected) != 0 || !strings.Contains(r.err, "is led by broker 2 as the controllers last knew, and that does not answer") ||
+		!strings.Contains(r.out, "2       silent") || !strings.Contains(r.out, "silent (2) are in service") {
+		t.Errorf("exit code %d, elected %v\n%s%s", r.code, p.elected, r.out, r.err)
+	}
+	p.copies[1].Silent, p.best, p.leader = new(true), nil, nil
+	r = cli(t, "", "partition", "recover", "orders/3", "--yes", "--brokers", addr)
+	if r.code != exitFailed || !strings.Contains(r.err, "no copy of orders/3 can be elected: start one of the brokers") || !strings.Contains(r.out, "silent (2,3) are in service") {
+		t.Errorf("exit code %d\n%s%s", r.code, r.out, r.err)
+	}
+	r = cli(t, "", "partition", "recover", "orders/3", "--format", "json", "--brokers", addr)
+	var v recoveryView
+	if err := json.Unmarshal([]byte(r.out), &v); err != nil || !v.Copies[0].Silent || v.Copies[2].Silent || v.Copies[0].State != "active" {
+		t.Errorf("%v\n%s", err, r.out)
+	}
+}
+
 func TestBrokerFence(t *testing.T) {
 	p := newPatient()
 	addr := p.serve(t)

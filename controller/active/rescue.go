@@ -7,6 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	replicav1 "github.com/runnelmq/runnel/api/runnel/replica/v1"
 	"github.com/runnelmq/runnel/controller/state"
 	"github.com/runnelmq/runnel/internal/refusal"
@@ -32,7 +35,7 @@ func (a *Active) Rescue(ctx context.Context, ref state.Ref, partition int32, fro
 		var err error
 		reports := maps.Clone(a.desk.reports)
 		maps.Copy(reports, live.reports)
-		a.view(func(i *state.Image) { out.Rescue, err = i.Rescue(ref, partition, from, reports) })
+		a.view(func(i *state.Image) { out.Rescue, err = i.Rescue(ref, partition, from, reports, live.silent) })
 		for _, c := range out.Copies {
 			switch _, now := live.reports[c.Broker]; {
 			case now:
@@ -67,12 +70,14 @@ const liveTimeout = time.Second
 type census struct {
 	at      time.Time
 	reports state.Reports
+	silent  map[state.BrokerID]bool // that are registered and did not answer
 }
 
 // liveCopies asks the brokers of a partition what they hold of it. Of those that do not answer the last report stands.
 func (a *Active) liveCopies(ctx context.Context, ref state.Ref, partition int32) census {
 	var key state.PartitionKey
 	var brokers []*state.Broker
+	silent := map[state.BrokerID]bool{}
 	a.view(func(i *state.Image) {
 		t := i.TopicNamed(ref.Name)
 		if t == nil {
@@ -81,7 +86,12 @@ func (a *Active) liveCopies(ctx context.Context, ref state.Ref, partition int32)
 		key = state.PartitionKey{Topic: t.ID, Number: partition}
 		if p := i.Partition(key); p != nil {
 			for _, id := range p.Replicas {
-				if b := i.Broker(id); b != nil && b.InternalAddress != "" && a.roster.Connected(id) != nil {
+				b := i.Broker(id)
+				if b == nil || b.InternalAddress == "" {
+					continue // nobody could ask it
+				}
+				silent[id] = true
+				if a.roster.Connected(id) != nil {
 					brokers = append(brokers, b)
 				}
 			}
@@ -89,20 +99,23 @@ func (a *Active) liveCopies(ctx context.Context, ref state.Ref, partition int32)
 	})
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
-	c := census{at: time.Now(), reports: state.Reports{}}
+	c := census{at: time.Now(), reports: state.Reports{}, silent: silent}
 	answers := make([]*replicav1.DescribeReplicaResponse, len(brokers))
+	failed := make([]error, len(brokers))
 	var wg sync.WaitGroup
 	for n, b := range brokers {
 		wg.Go(func() {
-			var err error
-			if answers[n], err = a.Prober.Replica(ctx, b.InternalAddress, key.Topic.String(), key.Number); err != nil {
-				a.Log.Debug().Err(err).Int32("broker", int32(b.ID)).Msg("a broker does not say what it holds")
+			if answers[n], failed[n] = a.Prober.Replica(ctx, b.InternalAddress, key.Topic.String(), key.Number); failed[n] != nil {
+				a.Log.Debug().Err(failed[n]).Int32("broker", int32(b.ID)).Msg("a broker does not say what it holds")
 			}
 		})
 	}
 	wg.Wait()
 	for n, b := range brokers {
 		got := answers[n]
+		if status.Code(failed[n]) == codes.Unimplemented { // an earlier version, which is there
+			delete(c.silent, b.ID)
+		}
 		if got == nil || got.GetIncarnation() != b.Incarnation.String() {
 			continue
 		}
@@ -114,6 +127,7 @@ func (a *Active) liveCopies(ctx context.Context, ref state.Ref, partition int32)
 		default:
 			r.Shape = state.ShapeSuspect
 		}
+		delete(c.silent, b.ID)
 		c.reports[b.ID] = map[state.PartitionKey]state.ReplicaReport{key: r}
 	}
 	return c

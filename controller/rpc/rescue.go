@@ -57,6 +57,9 @@ func partitionCopy(c *state.Copy, r *active.Rescue) *runnelv1.PartitionCopy {
 	out := &runnelv1.PartitionCopy{
 		BrokerId: new(int32(c.Broker)), State: runnelv1.BrokerState(c.Phase), Role: runnelv1.CopyRole(c.Role),
 	}
+	if c.Silent {
+		out.Silent = &c.Silent
+	}
 	if c.Report != nil {
 		out.ReportedAt = timestamppb.New(r.Reported[c.Broker])
 		out.Intact = new(c.Report.Shape == state.ShapeIntact)

@@ -11,6 +11,8 @@ type Copy struct {
 	Broker BrokerID
 	Phase  BrokerPhase
 	Role   CopyRole
+	// Silent is whether the broker is in service as far as is known, and did not answer just now: it may be dead.
+	Silent bool
 	// Report is nil when the broker has not reported the replica.
 	Report *ReplicaReport
 	// MissingCommitted and MissingRecords are how many offsets it lacks below the highest high watermark, and below the end of the
@@ -50,10 +52,13 @@ type Rescue struct {
 }
 
 // Rescue decides on the election of a copy of a partition that has no leader: from's, or, when that is NoLeader, the one with
-// the highest (last epoch, log end offset) of those that are in service and reported. The new epoch is recorded as lossy.
+// the highest (last epoch, log end offset) of those that are in service, answer and reported. The new epoch is recorded as lossy.
+//
+// Of brokers that are silent it is not known yet that they are dead. To elect one would end what is recorded of the complete copies,
+// for a leader that is gone in a moment; so that is done only when it is asked for.
 //
 // The copies are returned also with a refusal that leaves an operator the choice.
-func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports) (Rescue, error) {
+func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports, silent map[BrokerID]bool) (Rescue, error) {
 	t := i.TopicNamed(ref.Name)
 	switch {
 	case t == nil:
@@ -67,7 +72,7 @@ func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports)
 	if p == nil || !i.serves(p) {
 		return Rescue{}, refuse(ErrPartitionNotFound, fmt.Sprintf("topic %q has no partition %d", ref.Name, partition), "topic", ref.Name)
 	}
-	r := Rescue{Copies: i.copies(p, reports), Leader: NoLeader}
+	r := Rescue{Copies: i.copies(p, reports, silent), Leader: NoLeader}
 	if p.Leader != NoLeader {
 		return r, refuse(ErrInvalidRequest, fmt.Sprintf("%s/%d is led by broker %d: there is nothing to recover", ref.Name, partition, p.Leader))
 	}
@@ -75,7 +80,7 @@ func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports)
 		switch {
 		case from != NoLeader && c.Broker == from && c.Phase != BrokerActive:
 			return r, refuse(ErrInvalidRequest, fmt.Sprintf("broker %d is not in service: start it, or choose another copy of %s/%d", from, ref.Name, partition))
-		case c.Phase != BrokerActive, from != NoLeader && c.Broker != from, from == NoLeader && c.Report == nil:
+		case c.Phase != BrokerActive, from != NoLeader && c.Broker != from, from == NoLeader && (c.Report == nil || c.Silent):
 		case r.Leader == NoLeader || later(c.Report, reports[r.Leader][k]):
 			r.Leader = c.Broker
 		}
@@ -84,7 +89,7 @@ func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports)
 		if from != NoLeader {
 			return r, refuse(ErrInvalidRequest, fmt.Sprintf("broker %d holds no copy of %s/%d: its copies are on %v", from, ref.Name, partition, p.Replicas))
 		}
-		return r, refuse(ErrInvalidRequest, fmt.Sprintf("no broker that holds a copy of %s/%d is in service: start one of %v", ref.Name, partition, p.Replicas))
+		return r, refuse(ErrInvalidRequest, fmt.Sprintf("no broker that holds a copy of %s/%d is in service and answers: start one of %v", ref.Name, partition, p.Replicas))
 	}
 	next := p.clone()
 	next.Leader, next.ISR, next.ELR, next.LastKnown = r.Leader, []BrokerID{r.Leader}, nil, nil
@@ -100,12 +105,13 @@ func later(a *ReplicaReport, b ReplicaReport) bool {
 }
 
 // copies returns what is known of a partition's replicas.
-func (i *Image) copies(p *Partition, reports Reports) []Copy {
+func (i *Image) copies(p *Partition, reports Reports, silent map[BrokerID]bool) []Copy {
 	k := p.PartitionKey()
 	var all []Copy
 	committed, end := int64(0), int64(0)
 	for _, id := range p.Replicas {
 		c := Copy{Broker: id, Phase: i.phase(id), Role: p.role(id)}
+		c.Silent = silent[id] && c.Phase == BrokerActive
 		if r, ok := reports[id][k]; ok {
 			c.Report = &r
 			committed, end = max(committed, r.HighWatermark), max(end, r.LogEndOffset)

@@ -73,6 +73,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	c := plan(o)
+	if err := free(ctx, append(c.controllers, c.brokers...)); err != nil {
+		return err
+	}
 	logs := filepath.Join(o.data, "logs")
 	if err := os.MkdirAll(logs, 0o700); err != nil {
 		return err
@@ -80,7 +84,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err := remember(o); err != nil {
 		return err
 	}
-	c := plan(o)
 	r := &runner{out: out, broken: make(chan error, 1)}
 	for _, s := range append(c.controllers, c.brokers...) {
 		s.log = filepath.Join(logs, s.name+".log")

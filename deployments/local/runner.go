@@ -20,8 +20,9 @@ import (
 type server struct {
 	name    string
 	address string
-	admin   string // of the admin HTTP port
-	log     string // file
+	admin   string   // of the admin HTTP port
+	ports   []string // all that it listens at, with these two
+	log     string   // file
 	command []string
 
 	// mu guards the fields below

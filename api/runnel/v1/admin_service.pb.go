@@ -3521,8 +3521,11 @@ type PartitionCopy struct {
 	MissingCommitted *int64 `protobuf:"varint,9,opt,name=missing_committed,json=missingCommitted,proto3,oneof" json:"missing_committed,omitempty"`
 	// Records that the longest of the reported copies has beyond it, committed or not.
 	MissingRecords *int64 `protobuf:"varint,10,opt,name=missing_records,json=missingRecords,proto3,oneof" json:"missing_records,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// True when the broker is active as the controllers last knew, and did not answer just now: it may have died, which they see within seconds. Such a copy
+	// is elected only when it is asked for by from_broker_id.
+	Silent        *bool `protobuf:"varint,11,opt,name=silent,proto3,oneof" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PartitionCopy) Reset() {
@@ -3623,6 +3626,13 @@ func (x *PartitionCopy) GetMissingRecords() int64 {
 		return *x.MissingRecords
 	}
 	return 0
+}
+
+func (x *PartitionCopy) GetSilent() bool {
+	if x != nil && x.Silent != nil {
+		return *x.Silent
+	}
+	return false
 }
 
 // Asks to take a broker out of service.
@@ -4059,7 +4069,7 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\a_leaderB\x0f\n" +
 	"\r_leader_epochB\n" +
 	"\n" +
-	"\b_applied\"\xb5\x04\n" +
+	"\b_applied\"\xdd\x04\n" +
 	"\rPartitionCopy\x12 \n" +
 	"\tbroker_id\x18\x01 \x01(\x05H\x00R\bbrokerId\x88\x01\x01\x12,\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x16.runnel.v1.BrokerStateR\x05state\x12'\n" +
@@ -4073,7 +4083,8 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\x0ehigh_watermark\x18\b \x01(\x03H\x04R\rhighWatermark\x88\x01\x01\x120\n" +
 	"\x11missing_committed\x18\t \x01(\x03H\x05R\x10missingCommitted\x88\x01\x01\x12,\n" +
 	"\x0fmissing_records\x18\n" +
-	" \x01(\x03H\x06R\x0emissingRecords\x88\x01\x01B\f\n" +
+	" \x01(\x03H\x06R\x0emissingRecords\x88\x01\x01\x12\x1b\n" +
+	"\x06silent\x18\v \x01(\bH\aR\x06silent\x88\x01\x01B\f\n" +
 	"\n" +
 	"_broker_idB\t\n" +
 	"\a_intactB\r\n" +
@@ -4081,7 +4092,8 @@ const file_runnel_v1_admin_service_proto_rawDesc = "" +
 	"\x0f_log_end_offsetB\x11\n" +
 	"\x0f_high_watermarkB\x14\n" +
 	"\x12_missing_committedB\x12\n" +
-	"\x10_missing_records\"y\n" +
+	"\x10_missing_recordsB\t\n" +
+	"\a_silent\"y\n" +
 	"\x12FenceBrokerRequest\x12 \n" +
 	"\tbroker_id\x18\x01 \x01(\x05H\x00R\bbrokerId\x88\x01\x01\x123\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\f\n" +
