@@ -52,6 +52,16 @@ func (i *Image) Register(r Registration) ([]Change, error) {
 			fmt.Sprintf("broker %d was registered by another process since, from a copy of this one's data directory, and that one is alive: stop one of them, and remove its directory", old.ID),
 			"broker", itoa(old.ID))
 	}
+	given := i.Counters().BrokerEpoch
+	if old != nil {
+		given = old.Epoch
+	}
+	if max(r.DataEpoch, r.Epoch) > given {
+		return nil, refuse(ErrClusterMismatch,
+			fmt.Sprintf("the data of broker %d are of a later time (broker epoch %d) than these metadata (%d): the controllers have an older copy of theirs, which may name replicas in sync that are so no more; "+
+				"give them the newest data back, or restore a backup of these (runnel controller backup, restore)", r.Broker.ID, max(r.DataEpoch, r.Epoch), given),
+			"broker", itoa(r.Broker.ID))
+	}
 	if r.Epoch > 0 && r.Epoch/epochBlock < i.Counters().BrokerEpoch/epochBlock {
 		// What it reports is how it was when it started, and it acted as the cluster of then since.
 		return nil, refuse(ErrClusterMismatch,

@@ -2,7 +2,6 @@ package state
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/google/uuid"
@@ -145,15 +144,24 @@ func id(n int) uuid.UUID { return uuid.MustParse(fmt.Sprintf("00000000-0000-4000
 
 // registration returns that of a broker's incarnation, on data of the latest.
 func registration(b BrokerID, incarnation int) Registration {
-	return Registration{DataEpoch: math.MaxInt64, Broker: Broker{
+	return Registration{Broker: Broker{
 		ID: b, Incarnation: id(int(b)*1000 + incarnation), DirectoryID: id(int(b)), ClientAddress: fmt.Sprintf("b%d:1", b), InternalAddress: fmt.Sprintf("b%d:2", b),
 	}}
+}
+
+// registration is that of a process whose data are as new as can be.
+func (b *bench) registration(broker BrokerID, incarnation int) Registration {
+	r := registration(broker, incarnation)
+	if old := b.Broker(broker); old != nil {
+		r.DataEpoch = old.Epoch
+	}
+	return r
 }
 
 // join registers a broker and puts it in service, with nothing lost.
 func (b *bench) join(broker BrokerID, incarnation int) {
 	b.t.Helper()
-	b.must(b.Register(registration(broker, incarnation)))
+	b.must(b.Register(b.registration(broker, incarnation)))
 	b.work()
 	b.judge(broker, ShapeIntact)
 	b.must(b.Unfence(broker, b.Broker(broker).Epoch))

@@ -67,6 +67,28 @@ func TestRestored_brokersAreStartedAnew(t *testing.T) {
 	}
 }
 
+// Controllers with an older copy of their data don't know who is in sync now. A
+// broker whose data, or whose process, is of a later time tells them from the newest.
+func TestOlderMetadata(t *testing.T) {
+	i := NewImage()
+	i.counters = &Counters{BrokerEpoch: 9}
+	i.brokers[1] = &Broker{ID: 1, Epoch: 5, Phase: BrokerFenced, DirectoryID: id(1)}
+	for name, tt := range map[string]struct {
+		broker        BrokerID
+		data, process int64
+		refused       bool
+	}{
+		"new": {2, 0, 0, false}, "not known": {2, 9, 0, false}, "not known, started later": {2, 10, 0, true},
+		"of before": {1, 5, 0, false}, "started later": {1, 6, 0, true}, "runs": {1, 6, 6, true}, "still the one of before": {1, 4, 4, false},
+	} {
+		r := registration(tt.broker, 1)
+		r.DataEpoch, r.Epoch = tt.data, tt.process
+		if _, err := i.Register(r); errors.Is(err, ErrClusterMismatch) != tt.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // A new partition has a leader epoch above those of what had its number before the
 // restoration, and one that was in the backup is not taken for new.
 func TestRestored_newPartitions(t *testing.T) {

@@ -177,7 +177,11 @@ func (s *safety) restart(b BrokerID) {
 		return
 	}
 	f.incarnation++
-	changes, err := s.Register(registration(b, f.incarnation))
+	r := registration(b, f.incarnation)
+	if old := s.Broker(b); old != nil {
+		r.DataEpoch = old.Epoch
+	}
+	changes, err := s.Register(r)
 	if err != nil {
 		s.t.Fatalf("register: %v", err)
 	}

@@ -110,7 +110,7 @@ func TestWork_is_urgent_things_first(t *testing.T) {
 func TestUnfence_waits_for_fence_work(t *testing.T) {
 	b := withBrokers(t, 1)
 	b.newTopic("t", 1, 1, nil)
-	b.must(b.Register(registration(1, 2)))
+	b.must(b.Register(b.registration(1, 2)))
 	epoch := b.Broker(1).Epoch
 	if changes, err := b.Judge(1, epoch, nil); err != nil || len(changes) > 0 {
 		t.Errorf("judged before the fence was complete: %v, %v", changes, err)
@@ -156,7 +156,7 @@ func TestUnfence_waits_for_fence_work_of_a_false_fence(t *testing.T) {
 func TestJudge_takes_suspects_out_of_the_ELR(t *testing.T) {
 	b := withBrokers(t, 2)
 	topic := b.newTopic("t", 1, 2, map[string]string{"min.insync.replicas": "2"})
-	b.must(b.Register(registration(2, 2)))
+	b.must(b.Register(b.registration(2, 2)))
 	b.work()
 	if p := b.Partitions(topic)[0]; !slices.Equal(p.ELR, []BrokerID{2}) {
 		t.Fatalf("before: %+v", p)
@@ -171,8 +171,8 @@ func TestJudge_takes_suspects_out_of_the_ELR(t *testing.T) {
 func TestJudge_is_complete_with_the_verdict(t *testing.T) {
 	b := withBrokers(t, 2)
 	topic := b.newTopic("t", 300, 2, nil)
-	b.must(b.Register(registration(1, 2)))
-	b.must(b.Register(registration(2, 2)))
+	b.must(b.Register(b.registration(1, 2)))
+	b.must(b.Register(b.registration(2, 2)))
 	b.work()
 	before := len(b.deltas)
 	b.judge(1, ShapeLost)
@@ -218,7 +218,7 @@ func TestRecover_elects_the_best(t *testing.T) {
 			topic := b.newTopic("t", 1, 3, nil)
 			k := PartitionKey{topic, 0}
 			for n := range BrokerID(3) {
-				b.must(b.Register(registration(n+1, 2)))
+				b.must(b.Register(b.registration(n+1, 2)))
 			}
 			b.work()
 			for n := range BrokerID(3) {
@@ -259,10 +259,10 @@ func TestRegister_counts_epochs_over_the_cluster(t *testing.T) {
 	if b.Broker(1).Epoch != 4 || b.Broker(2).Epoch != 2 {
 		t.Errorf("epochs %d and %d", b.Broker(1).Epoch, b.Broker(2).Epoch)
 	}
-	if changes, err := b.Register(registration(1, 3)); err != nil || len(changes) > 0 {
+	if changes, err := b.Register(b.registration(1, 3)); err != nil || len(changes) > 0 {
 		t.Errorf("the same incarnation again: %v, %v", changes, err)
 	}
-	other := registration(1, 4)
+	other := b.registration(1, 4)
 	other.Broker.DirectoryID = uuid.New()
 	other.Alive = true
 	if _, err := b.Register(other); !errors.Is(err, ErrDuplicateBroker) {
@@ -272,12 +272,12 @@ func TestRegister_counts_epochs_over_the_cluster(t *testing.T) {
 	if _, err := b.Register(other); err != nil {
 		t.Errorf("another data root when the old one is dead: %v", err)
 	}
-	same := registration(1, 4)
+	same := b.registration(1, 4)
 	same.Alive = true
 	if changes, err := b.Register(same); err != nil || len(changes) == 0 {
 		t.Errorf("the same data root: %v, %v", changes, err)
 	}
-	replaced := registration(1, 2)
+	replaced := b.registration(1, 2)
 	replaced.Epoch = 3
 	replaced.Alive = true
 	if _, err := b.Register(replaced); !errors.Is(err, ErrDuplicateBroker) {
@@ -424,12 +424,12 @@ func TestJudge_data_of_an_earlier_time(t *testing.T) {
 			p.Leader, p.Replicas = 1, []BrokerID{1, 2}
 			b.commit([]Change{put(p, p.Revision)})
 			before := b.Broker(2).Epoch
-			r := registration(2, 2)
+			r := b.registration(2, 2)
 			if tt.unjudged {
 				r.DataEpoch = before
 				b.must(b.Register(r))
 				b.work()
-				r = registration(2, 3)
+				r = b.registration(2, 3)
 			}
 			r.DataEpoch = tt.data(before)
 			b.must(b.Register(r))
