@@ -25,7 +25,13 @@ type answeredError struct {
 	status *status.Status
 }
 
-func (a *answeredError) Error() string { return wire.DialText(a.status.Message()) }
+func (a *answeredError) Error() string {
+	if a.status.Code() == codes.Unimplemented {
+		return "no controller answers there, but something else that speaks gRPC: is it the port of a broker?"
+	}
+	return wire.DialText(a.status.Message())
+}
+
 func (a *answeredError) Unwrap() error { return a.err }
 
 // inItsWords returns err with the text of the status in it, if there is one.

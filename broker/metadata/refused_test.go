@@ -144,3 +144,17 @@ func TestRefusesAnEmptyCluster(t *testing.T) {
 		}
 	})
 }
+
+// Who was given the port of a broker for that of a controller is told so.
+func TestRefusal_noController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		w.controllers["a"].Set(metadatatest.Refuse(status.Error(codes.Unimplemented, "unknown service runnel.controller.v1.ControllerService")))
+		defer w.run(t)()
+		time.Sleep(time.Second)
+		settle()
+		if said := w.log.String(); !strings.Contains(said, "is it the port of a broker?") || strings.Contains(said, "unknown service") {
+			t.Errorf("the log says %s", said)
+		}
+	})
+}

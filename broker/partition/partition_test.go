@@ -126,6 +126,25 @@ func TestOffsets(t *testing.T) {
 	})
 }
 
+// Who reads while records are being deleted is told where the log begins now, not
+// where it did: a reader that is to go on from there would be where it is.
+func TestReadWhileDeleting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, vfs.NewMem())
+		defer r.end(false)
+		p := r.topic("orders", bySync, nil)
+		r.append(p, 9)
+		synctest.Wait()
+		if err := p.log.DeleteBefore(7); err != nil { // the state comes later
+			t.Fatal(err)
+		}
+		_, err := p.Read(make([]byte, 4<<10), 0, 9)
+		if e, ok := errors.AsType[*OutOfRangeError](err); !ok || e.LogStart != 7 || e.LogEnd != 9 {
+			t.Errorf("Read = %v", err)
+		}
+	})
+}
+
 // The first disk error ends it: what is parked is uncertain, what comes later is
 // refused, and the set's root says so.
 func TestFailStop(t *testing.T) {

@@ -107,7 +107,10 @@ func (p *Partition) readFailed(from record.Offset, err error) error {
 	case errors.Is(err, commitlog.ErrShortBuffer):
 		return err
 	case errors.Is(err, commitlog.ErrOutOfRange):
-		return outOfRange(p.state.Load(), from) // retention went on meanwhile
+		// Records were removed meanwhile, which the state may not say yet.
+		st := *p.state.Load()
+		st.LogStart = max(st.LogStart, p.log.Start())
+		return outOfRange(&st, from)
 	case errors.Is(err, commitlog.ErrClosed):
 		return fmt.Errorf("%s: %w", p, ErrDeleted)
 	case errors.Is(err, commitlog.ErrTooManyFiles):
