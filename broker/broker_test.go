@@ -410,6 +410,10 @@ func TestHealthFindings(t *testing.T) {
 		if rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_CONTROLLER_UNAVAILABLE || !strings.HasSuffix(status.Convert(err).Message(), "the controllers refuse this broker: another secret") {
 			t.Errorf("a topic without a controller: %v", err)
 		}
+		_, err = w.produce("unknown", "x")
+		if rpcerr.Reason(err) != runnelv1.ErrorReason_ERROR_REASON_STALE_METADATA || !strings.HasSuffix(status.Convert(err).Message(), "the controllers refuse this broker: another secret") {
+			t.Errorf("an unknown topic without a controller: %v", err)
+		}
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
 	"github.com/runnelmq/runnel/broker/metadata"
 )
 
@@ -40,6 +41,14 @@ func TestFindings_usersTopicsFirst(t *testing.T) {
 			"see them with: runnel partition list --topic __consumer_offsets --under-replicated",
 	}
 	if d := cmp.Diff(want, told(f)); d != "" {
+		t.Error(d)
+	}
+
+	// So also where another broker tells of an internal topic before.
+	f = newFindings()
+	f.put(&runnelv1.HealthFinding{Severity: warning, Kind: "suspect_replica", Subject: "__consumer_offsets", Message: "3 partitions"})
+	f.add(warning, "under_replicated", "orders/0", "1 of 2")
+	if d := cmp.Diff([]string{"orders/0: 1 of 2", "__consumer_offsets: 3 partitions"}, told(f)); d != "" {
 		t.Error(d)
 	}
 
