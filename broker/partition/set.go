@@ -513,7 +513,8 @@ func (s *Set) openLog(t *metadata.Topic, n int32) (log *commitlog.Log, known *pr
 	case errors.Is(err, commitlog.ErrLost) && (electedLossy(s.host.self, mp) || (s.Recovered() && !unused(mp) && create)):
 		create, why = true, "a lost replica begins anew"
 	case err == nil && earlier(log.LastEpoch(), mp):
-		why = "these records are of an earlier partition of this number, which the restored metadata do not know: they are set aside"
+		// Of the partition of now this broker never had any, whoever counts on it.
+		create, why = true, "these records are of an earlier partition of this number, which the restored metadata do not know: they are set aside"
 		if err = s.deps.Root.ClosePartition(id); err != nil {
 			return nil, nil, rec, err
 		}

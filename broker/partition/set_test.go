@@ -329,10 +329,13 @@ func TestMayCreate(t *testing.T) {
 func TestAddedOnceMore(t *testing.T) {
 	const restored = 7 * epochBlock
 	for name, tt := range map[string]struct {
-		partitionEpoch int64
-		base           int64
-		aside          int
-	}{"anew": {1, 0, 1}, "in the backup": {restored + 1, 3, 0}} {
+		leaderEpoch, partitionEpoch int64
+		base                        int64
+		aside                       int
+	}{
+		"anew": {restored + 1, 1, 0, 1}, "anew, and led by another one before this broker looked": {restored + 2, 2, 0, 1},
+		"in the backup": {restored + 1, restored + 1, 3, 0},
+	} {
 		t.Run(name, func(t *testing.T) {
 			mem := vfs.NewMem()
 			id := uuid.New()
@@ -344,15 +347,15 @@ func TestAddedOnceMore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, mem)
 				defer r.end(false)
-				objects := metadatatest.TopicObjects(id, "orders", 1, me, restored+1)
+				objects := metadatatest.TopicObjects(id, "orders", 1, me, tt.leaderEpoch)
 				objects[1].GetPartition().PartitionEpoch = tt.partitionEpoch
 				r.publish(objects...)
 				p, err := r.Get(id, 0)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if a := r.append(p, 1); int64(a.Base) != tt.base || a.Epoch != restored+1 {
-					t.Errorf("appended at %d in epoch %d, want %d", a.Base, a.Epoch, tt.base)
+				if a := r.append(p, 1); int64(a.Base) != tt.base || int64(a.Epoch) != tt.leaderEpoch {
+					t.Errorf("appended at %d in epoch %d, want %d in %d", a.Base, a.Epoch, tt.base, tt.leaderEpoch)
 				}
 				if q := r.root.Quarantined(); len(q) != tt.aside {
 					t.Errorf("set aside: %+v, want %d", q, tt.aside)
