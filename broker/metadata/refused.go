@@ -117,6 +117,14 @@ func (a *attempts) failed(addr string, err error) zerolog.Level {
 	return zerolog.DebugLevel
 }
 
+// referred notes that the controller at addr names another one to go to.
+func (a *attempts) referred(addr string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+
+	delete(a.refusals, addr)
+}
+
 // succeeded forgets who refused this broker.
 func (a *attempts) succeeded() {
 	a.mu.Lock()

@@ -158,3 +158,25 @@ func TestRefusal_noController(t *testing.T) {
 		}
 	})
 }
+
+// Who sends on to another controller refuses nobody any more, whether or not that
+// one is there.
+func TestRefusal_endsWithAReferral(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a", "b")
+		w.controllers["a"].Set(metadatatest.Refuse(refusal("UNAUTHENTICATED", codes.Unauthenticated)))
+		w.controllers["b"].Set(metadatatest.Refuse(status.Error(codes.Unavailable, "away")))
+		defer w.run(t)()
+		time.Sleep(5 * time.Second)
+		settle()
+		if got := w.Refusal(); got != "refused" {
+			t.Errorf("refused for %q", got)
+		}
+		w.controllers["a"].Set(metadatatest.Refuse(notController("b")))
+		time.Sleep(5 * time.Second)
+		settle()
+		if got := w.Refusal(); got != "" {
+			t.Errorf("still refused for %q", got)
+		}
+	})
+}

@@ -150,6 +150,7 @@ func (s *Session) Run(ctx context.Context) error {
 			}
 		}
 		if next.follow(err) {
+			s.attempts.referred(addr)
 			s.cfg.Log.Debug().Str("controller", addr).Err(err).Msg("following to the active controller")
 			continue
 		}
