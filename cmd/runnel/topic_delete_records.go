@@ -151,8 +151,9 @@ func (a *app) findCuts(ctx context.Context, admin *client.Admin, d *deletion, of
 	if err != nil {
 		return nil, err
 	}
-	places := map[int32]int64{}
-	if offset < 0 && d.before != "latest" {
+	var places map[int32]int64
+	byTime := offset < 0 && d.before != "latest"
+	if byTime {
 		if places, err = d.offsets(ctx, admin, at); err != nil {
 			return nil, err
 		}
@@ -163,8 +164,14 @@ func (a *app) findCuts(ctx context.Context, admin *client.Admin, d *deletion, of
 	cuts := make([]cutView, 0, len(ends))
 	for _, n := range slices.Sorted(maps.Keys(ends)) {
 		c := cutView{Partition: n, Start: starts[n], End: ends[n], Before: ends[n]}
-		if place, ok := places[n]; ok && place >= 0 { // -1: all records are older
-			c.Before = min(place, c.End)
+		if byTime {
+			place, ok := places[n]
+			if !ok { // the broker that was asked then does not know it yet
+				return nil, fmt.Errorf("nothing was deleted: what of %s/%d is older could not be found out: try again", d.topic, n)
+			}
+			if place >= 0 { // -1: all records are older
+				c.Before = min(place, c.End)
+			}
 		}
 		if offset > c.End {
 			return nil, fmt.Errorf("%s/%d has committed records up to offset %d only, and --before is %d: nothing was deleted", d.topic, n, c.End, offset)

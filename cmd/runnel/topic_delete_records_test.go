@@ -20,6 +20,7 @@ type heap struct {
 
 	deleted []string
 	refuse  bool // to delete of partition 1
+	stale   bool // who is asked for a time does not know partition 1 yet
 }
 
 func (h *heap) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsRequest) (*runnelv1.ListOffsetsResponse, error) {
@@ -28,6 +29,9 @@ func (h *heap) ListOffsets(_ context.Context, req *runnelv1.ListOffsetsRequest) 
 	switch {
 	case q.GetTimestamp() != nil:
 		offsets = []*int64{new(int64(40)), nil}
+		if h.stale {
+			offsets = offsets[:1]
+		}
 	case q.GetPosition() == runnelv1.Position_POSITION_EARLIEST:
 		offsets = []*int64{new(int64(0)), new(int64(10))}
 	}
@@ -104,5 +108,14 @@ func TestDeleteRecords_partly(t *testing.T) {
 	}
 	if p := got.Partitions[1]; p.LogStart != nil || !strings.Contains(p.Error, "nobody leads it") || p.Before != 50 {
 		t.Errorf("partition 1: %+v", p)
+	}
+}
+
+// Nothing goes of a partition of which a broker does not say what is older.
+func TestDeleteRecords_unknownPlace(t *testing.T) {
+	h := &heap{stale: true}
+	r := cli(t, "", "topic", "delete-records", "t", "--before", "@2026-01-01T00:00:00Z", "--yes", "--brokers", serveAdmin(t, h))
+	if r.code != exitFailed || len(h.deleted) > 0 || !strings.Contains(r.err, "nothing was deleted") || !strings.Contains(r.err, "t/1") {
+		t.Errorf("exit code %d, deleted %v\n%s", r.code, h.deleted, r.err)
 	}
 }
