@@ -17,6 +17,7 @@ import (
 	"github.com/runnelmq/runnel/broker/metadata"
 	"github.com/runnelmq/runnel/broker/metadata/metadatatest"
 	"github.com/runnelmq/runnel/internal/commitlog"
+	"github.com/runnelmq/runnel/internal/record"
 	"github.com/runnelmq/runnel/internal/vfs"
 )
 
@@ -362,5 +363,29 @@ func TestAddedOnceMore(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A log is of an earlier partition only where it has records of an earlier block.
+func TestEarlier(t *testing.T) {
+	added := metadata.Partition{LeaderEpoch: 5*epochBlock + 3, PartitionEpoch: 7}
+	backedUp := metadata.Partition{LeaderEpoch: 5*epochBlock + 3, PartitionEpoch: 5*epochBlock + 7}
+	for _, tt := range []struct {
+		mp   *metadata.Partition
+		last record.Epoch
+		want bool
+	}{
+		{&added, commitlog.NoEpoch, false}, // it was made, and no record came
+		{&added, 1, true},
+		{&added, 4*epochBlock + 9, true},
+		{&added, 5*epochBlock + 1, false},
+		{&added, 5*epochBlock + 3, false},
+		{&backedUp, 1, false},
+		{&backedUp, 4*epochBlock + 9, false},
+		{&metadata.Partition{LeaderEpoch: 3, PartitionEpoch: 7}, 2, false}, // never restored
+	} {
+		if got := earlier(tt.last, tt.mp); got != tt.want {
+			t.Errorf("a log up to epoch %d, of a partition at %d and %d: %v", tt.last, tt.mp.LeaderEpoch, tt.mp.PartitionEpoch, got)
+		}
 	}
 }
