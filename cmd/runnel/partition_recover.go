@@ -68,7 +68,8 @@ reported, as their brokers were not here since the controller took over, count
 for neither.
 
 A broker that is silent did not answer just now, and is not yet known to be dead.
-Its copy is chosen only with --from.`,
+Its copy is chosen only with --from, and so is another one while the silent
+broker reported more than any that answers.`,
 		Example: `  runnel partition recover orders/3
   runnel partition recover orders/3 --from 2 --yes`,
 		RunE: func(c *cobra.Command, names []string) error {
@@ -171,15 +172,20 @@ func (a *app) noneElectable(ctx context.Context, r *recovery, found *client.Reco
 		return fmt.Errorf("%s is led by broker %d: there is nothing to recover", r, leader)
 	}
 	holders := make([]int32, 0, len(found.Copies))
+	silent := false
 	for i := range found.Copies {
 		c := &found.Copies[i]
 		holders = append(holders, c.BrokerID)
+		silent = silent || c.Silent
 		if c.BrokerID == r.from {
 			return fmt.Errorf("broker %d is %s: start it, or choose another copy of %s with --from", r.from, c.State, r)
 		}
 	}
 	if r.from >= 0 {
 		return fmt.Errorf("broker %d has no copy of %s: choose one of %s with --from", r.from, r, ids(holders))
+	}
+	if silent {
+		return fmt.Errorf("no copy of %s is chosen while a broker that may hold the most is silent: look again in a few seconds, start one of the brokers %s, or choose a copy with --from", r, ids(holders))
 	}
 	return fmt.Errorf("no copy of %s can be elected: start one of the brokers %s", r, ids(holders))
 }

@@ -55,7 +55,8 @@ type Rescue struct {
 // the highest (last epoch, log end offset) of those that are in service, answer and reported. The new epoch is recorded as lossy.
 //
 // Of brokers that are silent it is not known yet that they are dead. To elect one would end what is recorded of the complete copies,
-// for a leader that is gone in a moment; so that is done only when it is asked for.
+// for a leader that is gone in a moment; to elect another one that has less would give up what it may bring in a moment. So either is
+// done only when it is asked for.
 //
 // The copies are returned also with a refusal that leaves an operator the choice.
 func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports, silent map[BrokerID]bool) (Rescue, error) {
@@ -91,6 +92,11 @@ func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports,
 		}
 		return r, refuse(ErrInvalidRequest, fmt.Sprintf("no broker that holds a copy of %s/%d is in service and answers: start one of %v", ref.Name, partition, p.Replicas))
 	}
+	if better := r.better(reports[r.Leader][k]); from == NoLeader && better != NoLeader {
+		r.Leader = NoLeader
+		return r, refuse(ErrInvalidRequest, fmt.Sprintf("broker %d holds more of %s/%d than any other and does not answer just now: try again in a few seconds, when it does or is known to be dead, or choose a copy",
+			better, ref.Name, partition))
+	}
 	next := p.clone()
 	next.Leader, next.ISR, next.ELR, next.LastKnown = r.Leader, []BrokerID{r.Leader}, nil, nil
 	next.LeaderEpoch++
@@ -98,6 +104,16 @@ func (i *Image) Rescue(ref Ref, partition int32, from BrokerID, reports Reports,
 	next.markLossy()
 	r.Change = put(next, p.Revision)
 	return r, nil
+}
+
+// better returns a broker that is silent and reported more than a copy has.
+func (r *Rescue) better(than ReplicaReport) BrokerID {
+	for _, c := range r.Copies {
+		if c.Silent && later(c.Report, than) {
+			return c.Broker
+		}
+	}
+	return NoLeader
 }
 
 func later(a *ReplicaReport, b ReplicaReport) bool {

@@ -3522,7 +3522,7 @@ type PartitionCopy struct {
 	// Records that the longest of the reported copies has beyond it, committed or not.
 	MissingRecords *int64 `protobuf:"varint,10,opt,name=missing_records,json=missingRecords,proto3,oneof" json:"missing_records,omitempty"`
 	// True when the broker is active as the controllers last knew, and did not answer just now: it may have died, which they see within seconds. Such a copy
-	// is elected only when it is asked for by from_broker_id.
+	// is elected only when it is asked for by from_broker_id, and none with less while it is the one with the most.
 	Silent        *bool `protobuf:"varint,11,opt,name=silent,proto3,oneof" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
