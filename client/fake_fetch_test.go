@@ -76,6 +76,9 @@ func (d *fakeNode) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runne
 			if resp == nil {
 				break
 			}
+			var late time.Duration
+			f.locked(func() { late = f.late })
+			time.Sleep(late)
 			if err := s.Send(resp); err != nil {
 				return err
 			}
