@@ -60,8 +60,8 @@ type ClusterConfig struct {
 	SessionTimeout config.Duration `yaml:"session_timeout" env:"SESSION_TIMEOUT"`
 	// ElectionTimeout is how long a controller may be silent before another one takes over. Default: 3s.
 	ElectionTimeout config.Duration `yaml:"election_timeout" env:"ELECTION_TIMEOUT"`
-	// RecoveryWait is how long a partition, all of whose members may have lost data, waits for all of them before the best of
-	// those that are back is elected. Default: 5m.
+	// RecoveryWait is how long a partition, all of whose members may have lost data, waits for all of them, once the first is back, before
+	// the best of those that are back is elected. Default: 5m.
 	RecoveryWait config.Duration `yaml:"recovery_wait" env:"RECOVERY_WAIT"`
 	// PreferredDelay is how long all replicas of a partition must have been in sync before its preferred leader gets the
 	// leadership back. Default: 1m.

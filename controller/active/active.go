@@ -87,7 +87,8 @@ type desk struct {
 	reportedAt map[state.BrokerID]time.Time
 	// admitted is, per broker, which epoch was let in and at which revision its registration stood.
 	admitted map[state.BrokerID]admission
-	// bereft is since when each partition waits for a recovery election.
+	// bereft is since when each partition could have a recovery election, and waits for the other last known members. While none of
+	// them is there it does not wait: after a restoration the controllers may be there long before the brokers.
 	bereft map[state.PartitionKey]time.Time
 	// leaving are the sessions of brokers that want to shut down and have not been let go.
 	leaving map[state.BrokerID]*sessions.Session
@@ -318,7 +319,7 @@ func (a *Active) next() work {
 // due returns the function that says whether a recovery election has waited long enough.
 func (a *Active) due(i *state.Image) func(state.PartitionKey) bool {
 	since := map[state.PartitionKey]time.Time{}
-	for _, k := range i.Bereft() {
+	for _, k := range i.Bereft(a.desk.reports) {
 		t, ok := a.desk.bereft[k]
 		if !ok {
 			t = time.Now()
@@ -326,5 +327,8 @@ func (a *Active) due(i *state.Image) func(state.PartitionKey) bool {
 		since[k] = t
 	}
 	a.desk.bereft = since
-	return func(k state.PartitionKey) bool { return time.Since(since[k]) >= a.cfg.RecoveryWait }
+	return func(k state.PartitionKey) bool {
+		t, waits := since[k]
+		return waits && time.Since(t) >= a.cfg.RecoveryWait
+	}
 }

@@ -259,11 +259,18 @@ func (i *Image) recover(p *Partition, reports Reports, due func(PartitionKey) bo
 	return next
 }
 
-// Bereft returns the partitions that wait for a recovery election.
-func (i *Image) Bereft() []PartitionKey {
+// Bereft returns the partitions that wait for a recovery election, and could have one: a last known member is there.
+func (i *Image) Bereft(reports Reports) []PartitionKey {
 	var keys []PartitionKey
 	for _, p := range i.sorted(i.bereft) {
-		keys = append(keys, p.PartitionKey())
+		k := p.PartitionKey()
+		there := func(id BrokerID) bool {
+			_, ok := reports[id][k]
+			return ok && i.electable(id)
+		}
+		if slices.ContainsFunc(p.LastKnown, there) {
+			keys = append(keys, k)
+		}
 	}
 	return keys
 }

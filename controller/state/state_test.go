@@ -229,12 +229,13 @@ func TestRecover_elects_the_best(t *testing.T) {
 			}
 			b.work()
 			before := b.Partition(k)
-			if before.Leader != NoLeader || len(before.LastKnown) != 3 || !slices.Equal(b.Bereft(), []PartitionKey{k}) {
-				t.Fatalf("before: %+v, bereft %v", before, b.Bereft())
-			}
 			reports := Reports{}
 			for id, r := range tt.reports {
 				reports[id] = map[PartitionKey]ReplicaReport{k: r}
+			}
+			waits := slices.Equal(b.Bereft(reports), []PartitionKey{k})
+			if before.Leader != NoLeader || len(before.LastKnown) != 3 || waits != (len(tt.back) > 0) || len(b.Bereft(nil)) > 0 {
+				t.Fatalf("before: %+v, bereft %v", before, b.Bereft(reports))
 			}
 			b.commit(b.Recover(reports, tt.due))
 			got := b.Partition(k)
