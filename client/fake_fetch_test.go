@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/lifecycle"
 )
 
 // A fakeSession is one Fetch stream of a fakeBroker.
@@ -78,7 +79,7 @@ func (d *fakeNode) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runne
 			}
 			var late time.Duration
 			f.locked(func() { late = f.late })
-			time.Sleep(late)
+			lifecycle.Wait(s.Context(), late)
 			if err := s.Send(resp); err != nil {
 				return err
 			}
