@@ -213,6 +213,34 @@ func TestDiskFails(t *testing.T) {
 	})
 }
 
+// A disk that fails somewhere and hangs elsewhere: what hangs does not keep the
+// broker from giving everything up, and whoever waits for that is told.
+func TestDiskFailsAndHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t)
+		defer w.close()
+		b := w.started(testConfig())
+		bad, slow := w.create("bad", 1, nil), w.create("slow", 1, nil)
+		if _, err := w.produce("slow", "0"); err != nil {
+			t.Fatal(err)
+		}
+		w.fault.Before(vfs.OpSync, func(_ vfs.Op, name string) {
+			if strings.HasSuffix(name, "checkpoint.tmp") || strings.Contains(name, slow) {
+				time.Sleep(time.Hour)
+			}
+		})
+		time.Sleep(testConfig().Storage.CheckpointInterval.Std() + time.Second) // one of them hangs
+		w.fault.Inject(vfs.Rule{Ops: vfs.OpSync, Path: bad + "/0/*.log", Times: -1, Err: syscall.EIO})
+		start := time.Now()
+		time.AfterFunc(time.Second, func() { _, _ = w.produce("bad", "0") })
+		_, err := w.produce("slow", "1")
+		if took := time.Since(start); took > 3*time.Second || err == nil {
+			t.Errorf("a write that waits for the disk was answered after %v: %v", took, err)
+		}
+		<-b.done
+	})
+}
+
 // Streams get a Goaway; a client that half-closes gets OK, one that does not is
 // cut off with UNAVAILABLE after the grace, and the broker ends.
 func TestShutdownWithOpenStreams(t *testing.T) {

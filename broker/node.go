@@ -253,6 +253,7 @@ func (n *node) run(ctx context.Context) error {
 	case <-ports.ended:
 	case <-control.ended:
 	case <-storage.ended:
+	case <-n.root.Failure().Done(): // the storage ends after that, and not while the disk hangs, too
 	case <-forwards.ended:
 	case <-groups.ended:
 	case <-clients.ended:
