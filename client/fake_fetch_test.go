@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/lifecycle"
 )
 
 // A fakeSession is one Fetch stream of a fakeBroker.
@@ -76,6 +77,9 @@ func (d *fakeNode) Fetch(s grpc.BidiStreamingServer[runnelv1.FetchRequest, runne
 			if resp == nil {
 				break
 			}
+			var late time.Duration
+			f.locked(func() { late = f.late })
+			lifecycle.Wait(s.Context(), late)
 			if err := s.Send(resp); err != nil {
 				return err
 			}

@@ -52,7 +52,8 @@ type fakeBroker struct {
 	// anybody was.
 	cut      int64
 	told     bool
-	silent   int // the fetch stream of this number sends nothing
+	silent   int           // the fetch stream of this number sends nothing
+	late     time.Duration // that every answer of a fetch stream takes
 	changed  chan struct{}
 	maxBatch int
 	tooLarge int   // batches refused for that

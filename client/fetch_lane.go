@@ -74,7 +74,7 @@ func (r *Reader) arrange() (fresh []*fetchLane) {
 		if a.lane != l {
 			a.leaveLocked()
 			a.lane, a.dirty = l, true
-			a.ask++
+			r.askLocked(a)
 		}
 		taken[l] = true
 		if a.wanted() {

@@ -43,6 +43,7 @@ type Reader struct {
 	arrived chan struct{} // closed and replaced when queue, parts or err change
 	current *Batch        // the batch last returned; its buffers are in use
 	passed  []passage     // for the group
+	asked   uint64        // the last ask that was given
 	resume  bool          // Records was left in the middle of current
 	begun   bool
 	closed  bool
@@ -221,7 +222,7 @@ func (r *Reader) moveLocked(a *assigned, offset int64) {
 // dropLocked forgets what was fetched of a and not handed out.
 func (r *Reader) dropLocked(a *assigned) {
 	a.tag.Add(1)
-	a.ask++
+	r.askLocked(a)
 	kept := r.queue[:0]
 	for _, b := range r.queue {
 		if b.a == a {
@@ -235,6 +236,14 @@ func (r *Reader) dropLocked(a *assigned) {
 	if r.current != nil && r.current.a == a {
 		r.resume = false
 	}
+}
+
+// askLocked tells what is asked for of a from now on from all that was before. No
+// number is given twice: answers to what was asked for before a was taken away may
+// still come when it has been assigned anew.
+func (r *Reader) askLocked(a *assigned) {
+	r.asked++
+	a.ask = r.asked
 }
 
 // changedLocked wakes whoever waits for a change: Poll, and run.
@@ -297,7 +306,7 @@ func (r *Reader) Resume(topic string, partition int32) error {
 		if a.paused {
 			a.paused, a.dirty = false, true
 			a.tag.Add(1)
-			a.ask++
+			r.askLocked(a)
 		}
 	})
 }

@@ -245,6 +245,32 @@ func TestReader_endsBehindAGap(t *testing.T) {
 	})
 }
 
+// What was underway when a partition was taken away is not taken for an answer to
+// what is asked for when it is assigned anew: records would be skipped.
+func TestReader_removedAndAssignedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t, map[string]int{"t": 2})
+		f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+		r := newReader(t, f.client(t))
+		from := client.Assignment{Topic: "t", Partition: 0, Start: client.AtOffset(0)}
+		assign(t, r, from, client.Assignment{Topic: "t", Partition: 1}) // the stream stays
+		if b, err := r.Poll(t.Context()); err != nil || b.NextOffset() != 100 {
+			t.Fatalf("%v, %v", b, err)
+		}
+		f.locked(func() { f.late = time.Second })
+		f.fill(t, "t", 0, 100, 10, record.CompressionNone)
+		synctest.Wait() // their answer is underway
+		if err := r.Remove("t", 0); err != nil {
+			t.Fatal(err)
+		}
+		assign(t, r, from)
+		b, err := r.Poll(t.Context())
+		if err != nil || !b.Next() || b.Record().Offset != 0 {
+			t.Errorf("begins with offset %d, want 0: %v", b.Record().Offset, err)
+		}
+	})
+}
+
 func TestReader_seekPauseResumeRemove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t, map[string]int{"t": 2})
