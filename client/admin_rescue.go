@@ -31,6 +31,7 @@ type PartitionCopy struct {
 	State string
 	// Silent is true when the broker is active as the controllers last knew, and
 	// did not answer just now: it may have died, which they see within seconds.
+	// Until then it is elected only when it is named, and so is a copy with less.
 	Silent bool
 	// Role is what the partition's record says of it: "in sync", "eligible"
 	// (complete, yet not in sync), "last known" (was in sync, may have lost

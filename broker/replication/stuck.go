@@ -1,6 +1,7 @@
 package replication
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type stuck struct {
 	mu sync.Mutex
 
 	places map[stuckPlace]*stuckAt
+	swept  time.Time // when those that are over without a word were looked for
 }
 
 // A stuckPlace is a follower's copy of a partition.
@@ -46,10 +48,9 @@ func (s *stuck) again(at stuckPlace, from record.Offset, now time.Time) (tell bo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	for other, w := range s.places {
-		if now.Sub(w.last) > stuckFor {
-			delete(s.places, other)
-		}
+	if now.Sub(s.swept) >= tellEvery { // thousands may be stuck, and each comes every second
+		s.swept = now
+		maps.DeleteFunc(s.places, func(_ stuckPlace, w *stuckAt) bool { return now.Sub(w.last) > stuckFor })
 	}
 	w := s.places[at]
 	if w == nil {

@@ -61,3 +61,23 @@ func TestStuck_isToldOnceInAWhile(t *testing.T) {
 		w.same(id, 0)
 	})
 }
+
+// Trouble that nobody saw the end of, since somebody else leads, is forgotten.
+func TestStuck_isForgotten(t *testing.T) {
+	var s stuck
+	gone, there := stuckPlace{follower: 1}, stuckPlace{follower: 2}
+	now := time.Now()
+	s.again(gone, 7, now)
+	for end := now.Add(stuckFor + 2*tellEvery); now.Before(end); now = now.Add(time.Second) {
+		s.again(there, 7, now)
+	}
+	if s.has(gone) || !s.has(there) {
+		t.Errorf("gone: %v, there: %v", s.has(gone), s.has(there))
+	}
+	if _, over := s.passed(there, 7); over {
+		t.Error("it is over before it was passed")
+	}
+	if _, over := s.passed(there, 8); !over || s.has(there) {
+		t.Error("it was passed and is not over")
+	}
+}

@@ -157,7 +157,7 @@ func checkTopic(f *findings, t *metadata.Topic) {
 		switch {
 		case len(p.LastKnown) > 0:
 			f.add(critical, "recovery_pending", subject,
-				"every replica that was in sync (%v) may have lost records: the partition waits until all of them are back, and then takes the best", p.LastKnown)
+				"every replica that was in sync (%v) may have lost records: the partition waits until all of them are back, or the first of them for cluster.recovery_wait (5 minutes), and then takes the best: start them all", p.LastKnown)
 		case p.Leader == metadata.NoBroker:
 			f.add(critical, "offline_partition", subject, "no replica in sync (%v) is in service: nothing can be written or read; bring one of them back", p.ISR)
 		case len(p.ISR) < p.MinISR:
