@@ -53,11 +53,13 @@ func TestForward_health(t *testing.T) {
 			t.Errorf("after %s, broker 3 is away: %q", took, got)
 		}
 		w.publish([]*controllerv1.MetadataObject{w.registration(3, controllerv1.BrokerPhase_BROKER_PHASE_FENCED)}, 1)
+		synctest.Wait() // and connections are what they are to be
 		if got, _ := ask(); len(got) != 1 || !damaged(got[0]) {
 			t.Errorf("broker 3 is fenced: %q", got)
 		}
 		// One that is out of service, and there, tells why.
 		w.publish([]*controllerv1.MetadataObject{w.registration(2, controllerv1.BrokerPhase_BROKER_PHASE_FENCED)}, 1)
+		synctest.Wait()
 		if got, _ := ask(); len(got) != 1 || !damaged(got[0]) {
 			t.Errorf("broker 2 is fenced: %q", got)
 		}
