@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -326,8 +327,8 @@ func (s *GroupService) reach(ctx context.Context, part router.Part, first *runne
 		c.Close()
 		return nil, fmt.Errorf("%w: the coordinator of the group can't be reached", group.ErrLoading)
 	}
-	r := &remoteMembership{stream: stream, cancel: cancel, conversation: c, out: make(chan *runnelv1.JoinResponse), ended: make(chan struct{})}
-	s.deps.Logs.readers.Go(func() { r.receive(ctx) })
+	r := &remoteMembership{stream: stream, cancel: cancel, conversation: c, out: make(chan *runnelv1.JoinResponse)}
+	r.receiving.Go(func() { r.receive(ctx) })
 	return r, nil
 }
 
@@ -361,11 +362,10 @@ type remoteMembership struct {
 	cancel       context.CancelFunc
 	conversation *router.Conversation
 	out          chan *runnelv1.JoinResponse
-	ended        chan struct{}
+	receiving    sync.WaitGroup // the goroutine that fills out
 }
 
 func (r *remoteMembership) receive(ctx context.Context) {
-	defer close(r.ended)
 	defer close(r.out)
 	for {
 		resp, err := r.stream.Recv()
@@ -390,7 +390,7 @@ func (r *remoteMembership) answers() <-chan *runnelv1.JoinResponse { return r.ou
 
 func (r *remoteMembership) close() {
 	r.cancel()
-	<-r.ended
+	r.receiving.Wait()
 	r.conversation.Close()
 }
 

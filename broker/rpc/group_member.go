@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -21,7 +22,9 @@ type localMembership struct {
 	address string
 	cancel  context.CancelFunc
 	out     chan *runnelv1.JoinResponse
-	ended   chan struct{}
+	// listening is the goroutine that fills out. It is the membership's alone: that may be of a client of another broker, whose stream
+	// outlives those of this one's clients.
+	listening sync.WaitGroup
 	// owned is a report whose rest is still to come.
 	owned map[group.Part]bool
 }
@@ -36,8 +39,8 @@ func (s *GroupService) joinHere(ctx context.Context, n int32, first *runnelv1.Jo
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	l := &localMembership{svc: s, m: m, address: address, cancel: cancel, out: make(chan *runnelv1.JoinResponse), ended: make(chan struct{})}
-	s.deps.Logs.readers.Go(func() { l.listen(ctx) })
+	l := &localMembership{svc: s, m: m, address: address, cancel: cancel, out: make(chan *runnelv1.JoinResponse)}
+	l.listening.Go(func() { l.listen(ctx) })
 	if err := l.say(ctx, first); err != nil {
 		l.close()
 		return nil, err
@@ -50,12 +53,11 @@ func (l *localMembership) answers() <-chan *runnelv1.JoinResponse { return l.out
 func (l *localMembership) close() {
 	l.m.Close()
 	l.cancel()
-	<-l.ended
+	l.listening.Wait()
 }
 
 // listen spells what the coordinator has to say.
 func (l *localMembership) listen(ctx context.Context) {
-	defer close(l.ended)
 	defer close(l.out)
 	for {
 		news, err := l.m.Next(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -315,6 +316,32 @@ func TestGroups_drain(t *testing.T) {
 		m.until(func() bool { return m.joined != was })
 		if !m.joined.GetResumed() {
 			t.Error("it had to begin anew")
+		}
+	})
+}
+
+// Members that came by other brokers go on until the coordinator ends: they do not
+// hold up the end of this broker's own clients, which is before that.
+func TestGroups_drainWithMembersOfOtherBrokers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := groupTown(t, LogOptions{})
+		m := w.member(1, 1)
+		m.until(func() bool { return m.last != nil })
+		ended := make(chan struct{})
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		waiting.Go(func() {
+			w.brokers[2].svc.Wait() // it has no clients
+			close(ended)
+		})
+		synctest.Wait()
+		select {
+		case <-ended:
+		default:
+			t.Error("the coordinator waits for a client of another broker")
+		}
+		if err := m.stream.CloseSend(); err != nil {
+			t.Fatal(err)
 		}
 	})
 }
