@@ -14,6 +14,9 @@ import (
 	"github.com/runnelmq/runnel/internal/lifecycle"
 )
 
+// longestSession is how long a member may be silent, and others up to 3 s less.
+const longestSession = 5 * time.Second
+
 // A groupWatch is what is known of a consumer group: what its members were
 // handed, by which right, and what they were told is committed.
 type groupWatch struct {
@@ -79,7 +82,7 @@ func (w *groupWatch) life(ctx context.Context, rng *rand.Rand, enough func() boo
 	}
 	manual := rng.IntN(2) == 0
 	opts := []client.GroupOption{
-		client.Topics(w.names()...), client.SessionTimeout(time.Duration(2+rng.IntN(4)) * time.Second), client.RebalanceTimeout(5 * time.Second),
+		client.Topics(w.names()...), client.SessionTimeout(longestSession - time.Duration(rng.IntN(4))*time.Second), client.RebalanceTimeout(5 * time.Second),
 		client.CommitInterval(time.Duration(100+rng.IntN(900)) * time.Millisecond), client.WithGroupHooks(client.GroupHooks{
 			OnAssign: m.assigned, OnRevoke: m.gone, OnLost: func(ps []client.PartitionID, _ error) { m.gone(ps) },
 		}),

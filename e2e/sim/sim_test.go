@@ -102,6 +102,8 @@ func (c *cluster) finish(l *load) {
 	c.readAll(l)
 	if c.group != nil {
 		c.group.finish(c.rng)
+		// The group notes that its last member is gone once its session is over, and every copy has that before brokers end.
+		time.Sleep(2 * longestSession)
 	}
 	for _, tp := range c.topics {
 		r := tp.history.Check()
