@@ -142,13 +142,15 @@ func (a *Active) investigate(ctx context.Context, id state.BrokerID, epoch int64
 
 // lastAt returns where a broker answered last, or its address as it advertises it.
 func (a *Active) lastAt(ctx context.Context, b *state.Broker) string {
-	at := b.InternalAddress
-	_ = a.do(ctx, func(context.Context) error {
+	at, err := ask(ctx, a, func(context.Context) (string, error) {
 		if r := a.desk.reached[b.ID]; r.epoch == b.Epoch && r.at != "" {
-			at = r.at
+			return r.at, nil
 		}
-		return nil
-	})
+		return b.InternalAddress, nil
+	}, nil)
+	if err != nil {
+		return b.InternalAddress
+	}
 	return at
 }
 

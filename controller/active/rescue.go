@@ -27,40 +27,58 @@ type Rescue struct {
 
 // Rescue elects a copy of a partition without a leader, even if records are lost; with only a check, it tells which.
 func (a *Active) Rescue(ctx context.Context, ref state.Ref, partition int32, from state.BrokerID, onlyCheck bool, wait time.Duration, who string) (Rescue, error) {
-	out := Rescue{Reported: map[state.BrokerID]time.Time{}}
-	var r Result
 	// Asked outside of the loop, which must not wait for a broker: without a leader no copy changes.
 	live := a.liveCopies(ctx, ref, partition)
-	err := a.do(ctx, func(ctx context.Context) error {
-		var err error
-		reports := maps.Clone(a.desk.reports)
-		maps.Copy(reports, live.reports)
-		a.view(func(i *state.Image) { out.Rescue, err = i.Rescue(ref, partition, from, reports, live.silent) })
-		for _, c := range out.Copies {
-			switch _, now := live.reports[c.Broker]; {
-			case now:
-				out.Reported[c.Broker] = live.at
-			case c.Report != nil:
-				out.Reported[c.Broker] = a.desk.reportedAt[c.Broker]
-			}
+	r, err := ask(ctx, a, func(ctx context.Context) (rescued, error) {
+		r, err := a.choose(ref, partition, from, live)
+		if err == nil && !onlyCheck {
+			err = a.elect(ctx, &r, ref, partition, who)
 		}
-		if err != nil || onlyCheck {
-			return err
-		}
-		if r.revision, err = a.commit(ctx, []state.Change{out.Change}); err != nil {
-			return fmt.Errorf("recover %s/%d: %w", ref.Name, partition, err)
-		}
-		if p, ok := out.Change.Object.(*state.Partition); ok {
-			out.Epoch = p.LeaderEpoch
-			a.Log.Error().Str("topic", ref.Name).Int32("partition", partition).Int32("leader", int32(p.Leader)).Str("principal", who).
-				Msg("an operator had a leader elected that may lack acknowledged records")
-		}
-		return nil
-	})
+		return r, err
+	}, nil)
 	if err == nil && !onlyCheck {
-		out.Applied = a.applied(ctx, r.revision, wait)
+		r.Applied = a.applied(ctx, r.revision, wait)
 	}
-	return out, err
+	return r.Rescue, err
+}
+
+// A rescued is a Rescue, and which revision brokers are to have applied.
+type rescued struct {
+	Rescue
+
+	revision state.Revision
+}
+
+// choose decides which copy to elect. The copies are told of with some errors, too.
+func (a *Active) choose(ref state.Ref, partition int32, from state.BrokerID, live census) (rescued, error) {
+	r := rescued{Rescue: Rescue{Reported: map[state.BrokerID]time.Time{}}}
+	var err error
+	reports := maps.Clone(a.desk.reports)
+	maps.Copy(reports, live.reports)
+	a.view(func(i *state.Image) { r.Rescue.Rescue, err = i.Rescue(ref, partition, from, reports, live.silent) })
+	for _, c := range r.Copies {
+		switch _, now := live.reports[c.Broker]; {
+		case now:
+			r.Reported[c.Broker] = live.at
+		case c.Report != nil:
+			r.Reported[c.Broker] = a.desk.reportedAt[c.Broker]
+		}
+	}
+	return r, err
+}
+
+// elect makes what was chosen so.
+func (a *Active) elect(ctx context.Context, r *rescued, ref state.Ref, partition int32, who string) error {
+	var err error
+	if r.revision, err = a.commit(ctx, []state.Change{r.Change}); err != nil {
+		return fmt.Errorf("recover %s/%d: %w", ref.Name, partition, err)
+	}
+	if p, ok := r.Change.Object.(*state.Partition); ok {
+		r.Epoch = p.LeaderEpoch
+		a.Log.Error().Str("topic", ref.Name).Int32("partition", partition).Int32("leader", int32(p.Leader)).Str("principal", who).
+			Msg("an operator had a leader elected that may lack acknowledged records")
+	}
+	return nil
 }
 
 // liveTimeout is how long a broker may take to say what it holds.
@@ -135,33 +153,39 @@ func (a *Active) liveCopies(ctx context.Context, ref state.Ref, partition int32)
 
 // Hold takes a broker out of service until its process is started anew.
 func (a *Active) Hold(ctx context.Context, id state.BrokerID, wait time.Duration, who string) (epoch int64, applied bool, err error) {
-	var rev state.Revision
-	err = a.do(ctx, func(ctx context.Context) error {
-		if a.cfg.Dev {
-			return refusal.New(state.ErrInvalidRequest, nil, "there is one process only: no broker is taken out of service here")
-		}
-		var changes []state.Change
-		var b *state.Broker
-		var err error
-		a.view(func(i *state.Image) { changes, b, err = i.Hold(id) })
-		if err != nil {
-			return err
-		}
-		epoch, rev = b.Epoch, b.Revision
-		if len(changes) == 0 {
-			return nil
-		}
-		if rev, err = a.commit(ctx, changes); err != nil {
-			return fmt.Errorf("fence broker %d: %w", id, err)
-		}
-		a.Metrics.fencings.WithLabelValues(causeOperator).Inc()
-		a.Log.Warn().Int32("broker", int32(id)).Int64("broker_epoch", epoch).Str("principal", who).Msg("an operator took a broker out of service")
-		return begun(a.settleBroker(ctx, id))
-	})
+	h, err := ask(ctx, a, func(ctx context.Context) (held, error) { return a.hold(ctx, id, who) }, nil)
 	if err != nil {
 		return 0, false, err
 	}
-	return epoch, a.applied(ctx, rev, wait), nil
+	return h.epoch, a.applied(ctx, h.revision, wait), nil
+}
+
+// A held is the epoch of a broker out of service, and since which revision it is.
+type held struct {
+	epoch    int64
+	revision state.Revision
+}
+
+func (a *Active) hold(ctx context.Context, id state.BrokerID, who string) (h held, err error) {
+	if a.cfg.Dev {
+		return h, refusal.New(state.ErrInvalidRequest, nil, "there is one process only: no broker is taken out of service here")
+	}
+	var changes []state.Change
+	var b *state.Broker
+	a.view(func(i *state.Image) { changes, b, err = i.Hold(id) })
+	if err != nil {
+		return h, err
+	}
+	h.epoch, h.revision = b.Epoch, b.Revision
+	if len(changes) == 0 {
+		return h, nil
+	}
+	if h.revision, err = a.commit(ctx, changes); err != nil {
+		return h, fmt.Errorf("fence broker %d: %w", id, err)
+	}
+	a.Metrics.fencings.WithLabelValues(causeOperator).Inc()
+	a.Log.Warn().Int32("broker", int32(id)).Int64("broker_epoch", h.epoch).Str("principal", who).Msg("an operator took a broker out of service")
+	return h, begun(a.settleBroker(ctx, id))
 }
 
 // applied waits until every broker in service has applied a revision, or the time is over.
