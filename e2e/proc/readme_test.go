@@ -8,17 +8,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/runnelmq/runnel/internal/pythontest"
 )
 
-// fenced returns the sh blocks of a page.
-func fenced(t *testing.T, page string) []string {
+// fenced returns the blocks of a page that are marked with a language: sh is what a newcomer types at a node.
+func fenced(t *testing.T, page, language string) []string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("..", "..", page))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var blocks []string
-	for _, part := range strings.Split(string(b), "```sh\n")[1:] {
+	for _, part := range strings.Split(string(b), "```"+language+"\n")[1:] {
 		block, _, _ := strings.Cut(part, "\n```")
 		blocks = append(blocks, block)
 	}
@@ -45,7 +47,7 @@ func TestPagesWorkAsTyped(t *testing.T) {
 		t.Run(page, func(t *testing.T) {
 			n := dev(t, Dev{})
 			var out strings.Builder
-			for _, block := range fenced(t, page) {
+			for _, block := range fenced(t, page, "sh") {
 				if strings.HasPrefix(block, "make ") {
 					continue // make dev is what runs already; make test is this
 				}
@@ -72,6 +74,40 @@ func TestPagesWorkAsTyped(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The Python of the page works as it stands there, with stubs made as it says.
+func TestPagePythonWorks(t *testing.T) {
+	t.Parallel()
+	python := pythontest.Interpreter(t)
+	const page = "docs/getting-started.md"
+	n := dev(t, Dev{})
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "proto"), os.DirFS(filepath.Join("..", "..", "proto"))); err != nil {
+		t.Fatal(err)
+	}
+	var last Result
+	run := func(name string, args ...string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(python)+string(os.PathListSeparator)+os.Getenv("PATH"))
+		var err error
+		if last, err = Do(cmd); err != nil || last.Code != 0 {
+			t.Fatalf("%s %q\nexit code %d, %v\n%s%s", name, args, last.Code, err, last.Stdout, last.Stderr)
+		}
+	}
+	for _, block := range fenced(t, page, "bash") {
+		run("bash", "-euo", "pipefail", "-c", block)
+	}
+	for _, block := range fenced(t, page, "python") {
+		run(python, "-c", strings.ReplaceAll(block, "127.0.0.1:7420", n.Client))
+	}
+	if want := "b'acct-1' b'hello'"; !strings.Contains(last.Stdout, want) {
+		t.Errorf("want %s in the output\n%s%s", want, last.Stdout, last.Stderr)
 	}
 }
 

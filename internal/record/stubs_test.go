@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	runnelv1 "github.com/runnelmq/runnel/api/runnel/v1"
+	"github.com/runnelmq/runnel/internal/pythontest"
 )
 
 // moduleRoot is the folder with go.mod.
@@ -70,10 +71,7 @@ func TestSegment_bufReadsTheSameRecords(t *testing.T) {
 
 // Python with nothing but generated code verifies both checksums, and finds it when one is wrong.
 func TestSegment_pythonStubVerifiesBothChecksums(t *testing.T) {
-	if os.Getenv("RUNNEL_PYTHON") != "1" {
-		t.Skip("installs protobuf and grpcio-tools from PyPI into a virtual environment in the user's cache: set RUNNEL_PYTHON=1 to run it")
-	}
-	python := pythonWithProtobuf(t)
+	python := pythontest.Interpreter(t)
 	root := moduleRoot(t)
 	stubs := t.TempDir()
 	command(t, root, python, "-m", "grpc_tools.protoc", "-I", "proto", "--python_out="+stubs, "proto/runnel/v1/record.proto")
@@ -107,21 +105,4 @@ func TestSegment_pythonStubVerifiesBothChecksums(t *testing.T) {
 			t.Errorf("%s damaged: %v\n%s", name, err, out)
 		}
 	}
-}
-
-// pythonWithProtobuf returns the interpreter of a virtual environment that has protobuf and grpcio-tools.
-func pythonWithProtobuf(t *testing.T) string {
-	t.Helper()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = t.TempDir()
-	}
-	venv := filepath.Join(cache, "runnel-python-stubs")
-	python := filepath.Join(venv, "bin", "python")
-	if exec.CommandContext(t.Context(), python, "-c", "import google.protobuf, grpc_tools").Run() == nil {
-		return python
-	}
-	command(t, ".", "python3", "-m", "venv", "--clear", venv)
-	command(t, ".", python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "protobuf", "grpcio-tools")
-	return python
 }
