@@ -264,6 +264,16 @@ func TestKilledInCreation(t *testing.T) {
 	})
 }
 
+// leave has a topic with three records on a disk, of a process that has ended.
+func leave(t *testing.T, mem *vfs.Mem, id uuid.UUID) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, mem)
+		r.append(r.topicOf(id, "orders", bySync, nil, 1), 3)
+		r.end(false)
+	})
+}
+
 // Files that belong to somebody else are whole: a replica is not lost for them,
 // and nothing begins anew in their place.
 func TestForbiddenFilesAreNotLost(t *testing.T) {
@@ -271,11 +281,7 @@ func TestForbiddenFilesAreNotLost(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			mem := vfs.NewMem()
 			id := uuid.New()
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t, mem)
-				r.append(r.topicOf(id, "orders", bySync, nil, 1), 3)
-				r.end(false)
-			})
+			leave(t, mem, id)
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, mem)
 				defer r.end(false)
@@ -340,11 +346,7 @@ func TestAddedOnceMore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			mem := vfs.NewMem()
 			id := uuid.New()
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t, mem)
-				r.append(r.topicOf(id, "orders", bySync, nil, 1), 3)
-				r.end(false)
-			})
+			leave(t, mem, id)
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, mem)
 				defer r.end(false)
